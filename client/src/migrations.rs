@@ -39,6 +39,11 @@ impl Client {
         self.0.post(&path(id, "/reclaim"), request).await
     }
 
+    /// Has a guest that came for a visit stay, on the node where it is.
+    pub async fn stay(&self, id: &str) -> Result<Taken, Error> {
+        self.0.act(&path(id, "/stay")).await
+    }
+
     /// Takes up a migration that gave up, on the node that owns the guest.
     pub async fn recover_migration(&self, id: &str) -> Result<Taken, Error> {
         self.0.act(&path(id, "/recover")).await

@@ -23,7 +23,7 @@ use vmove_node::control_groups::GroupPolicy;
 use vmove_node::peer::{PeerPolicy, split_address};
 use vmove_node::pins::TuningPolicy;
 use vmove_qmp::confine::Confinement;
-use vmove_types::node::DEFAULT_CONTROL;
+use vmove_types::node::{DEFAULT_CONTROL, DEFAULT_PORT};
 use vmove_types::units;
 
 use self::clients::ClientEntry;
@@ -37,12 +37,10 @@ mod hooks;
 mod qemu;
 mod rdma;
 
-/// The port of daemons.
-const PORT: u16 = 7420;
 /// Where a daemon with TLS listens, unless told otherwise: every address of the host, IPv4 too.
-const EVERYWHERE: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), PORT);
+const EVERYWHERE: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), DEFAULT_PORT);
 /// Where one without TLS listens, unless told otherwise. One socket cannot have `::1` as well.
-const THIS_HOST: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), PORT);
+const THIS_HOST: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT);
 const DEFAULT_STATE_DIR: &str = "/var/lib/vmove";
 
 /// Moves running QEMU guests between nodes. One per node.

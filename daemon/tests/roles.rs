@@ -49,11 +49,12 @@ fn client(name: &str, role: &str) -> String {
 }
 
 /// Roles of all operations that are not for everybody who may read.
-const NEEDED: [(&str, &str); 29] = [
+const NEEDED: [(&str, &str); 30] = [
     ("checkFabric", "operator"),
     ("startMigration", "operator"),
     ("cancelMigration", "operator"),
     ("recoverMigration", "operator"),
+    ("stayVisitor", "operator"),
     ("startGroup", "operator"),
     ("cancelGroup", "operator"),
     ("createFork", "operator"),

@@ -12,6 +12,7 @@ use tracing::Instrument as _;
 use crate::destination;
 use crate::engine::{Engine, EngineError, session_span};
 use crate::group::journals;
+use crate::kept_memory;
 use crate::owed;
 use crate::ownership::{DestinationState, SourceEvent, SourceState};
 use crate::publish::{Abandon, Publisher};
@@ -53,6 +54,11 @@ impl Engine {
     pub async fn abandon(&self, vm: &str) -> Result<Abandoned, AbandonError> {
         let Some(holder) = self.holder(vm) else { return Ok(Abandoned::NotHeld) };
         let id = holder.id;
+        // On its way home it is held by that, as by any migration.
+        if holder.role == Role::Destination && self.visitor(vm).is_some() {
+            // Its session hears of its end, and has its home free the rest.
+            return Ok(Abandoned::Free { owed: None });
+        }
         if holder.end_waiting().await? == Waited::Owes {
             // It writes its journal itself, and holds the name until then.
             let owed = holder.progress.borrow().unwritten.clone();
@@ -78,8 +84,9 @@ impl Engine {
 
     fn holder(&self, vm: &str) -> Option<Holder> {
         let sessions = self.lock();
-        let (id, handle) =
-            sessions.iter().find(|(_, h)| h.vm == vm && h.progress.borrow().outcome.holds_vm())?;
+        let holding = sessions.iter().filter(|(_, h)| h.vm == vm && h.progress.borrow().outcome.holds_vm());
+        // A guest that leaves while it visits is held by two sessions: the one by which it leaves decides.
+        let (id, handle) = holding.max_by_key(|(_, h)| h.role == Role::Source)?;
         Some(Holder {
             id: *id,
             role: handle.role,
@@ -91,7 +98,7 @@ impl Engine {
     fn abandon_source(&self, id: SessionId) -> Result<Abandoned, (std::path::PathBuf, std::io::Error)> {
         let path = self.node.session_dir(id).join("source.jsonl");
         let journal = self.open_source(id).map_err(|error| (path, error))?;
-        let state = journal.record().state;
+        let (state, vm) = (journal.record().state, journal.record().vm.clone());
         // Safe without its line: a daemon started anew finds neither QEMU nor the VM's record.
         let owed = write_or_owe(journal, |r| match state.step(SourceEvent::GiveUp) {
             Ok(SourceState::Aborted) => {
@@ -101,6 +108,13 @@ impl Engine {
             // The guest was given away: what is here is a copy.
             _ => r.freed = true,
         });
+        if vm.libvirt.is_none() && kept_memory::is_kept(&vm) {
+            kept_memory::let_memory_go(self.node.disk(), &vm);
+            if state == SourceState::Committed && !self.node.config.vmm.is_there(&vm) {
+                // Of a guest that visits another node, nothing but its memory was here.
+                return Ok(Abandoned::Removed { owed });
+            }
+        }
         Ok(Abandoned::Free { owed })
     }
 
@@ -153,6 +167,15 @@ impl Engine {
         let Some(record) = read.map_err(|source| EngineError::Io { path: path.clone(), source })? else {
             return Err(EngineError::NotReclaimable(id, "the guest did not come from this node"));
         };
+        let has_qemu = record.vm.libvirt.is_some() || self.node.config.vmm.is_there(&record.vm);
+        if kept_memory::is_kept(&record.vm) && !has_qemu {
+            let why = "the guest left for a visit, and nothing but its memory is here";
+            return Err(EngineError::NotReclaimable(id, why));
+        }
+        if record.home.is_some() {
+            let why = "the guest was here for a visit, and what it had not touched was at its home only";
+            return Err(EngineError::NotReclaimable(id, why));
+        }
         if record.state != SourceState::Committed || record.freed {
             let why = match record.state {
                 SourceState::Aborted => "the guest is here",
@@ -177,7 +200,9 @@ impl Engine {
         journal.update(|r| r.enter(next)).map_err(unusable)?;
         let span = session_span(id, "source");
         span.in_scope(|| tracing::warn!(vm, "an operator has the guest's copy at the source run again"));
-        let (publisher, progress) = Publisher::new(&id.to_string(), &vm, Role::Source, &record.to.name);
+        let began_at = record.report.began_at.clone();
+        let (publisher, progress) =
+            Publisher::taken_up(&id.to_string(), &vm, Role::Source, &record.to.name, began_at);
         self.register(id, &vm, Role::Source, record.token, (progress, publisher.abandon()), None);
         if let Err(error) =
             source::put_back(Arc::clone(&self.node), journal, &publisher, true, None).instrument(span).await

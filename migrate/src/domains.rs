@@ -17,16 +17,38 @@ use vmove_node::peer::{
     BoxedStream, Caller, Channel, Dialer, Hello, KnownPeers, LinkError, LinkKind, PROTOCOL_VERSION,
     PeerPolicy, PeerTarget, SessionId, Token,
 };
+use vmove_node::record::VmRecord;
 use vmove_types::problem::chain;
 use vmove_types::progress::{Outcome, Progress};
 use vmove_types::spec::{MigrationSpec, ModeRequest};
 
-use crate::engine::{Engine, EngineError};
+use crate::engine::{Engine, EngineError, New};
+use crate::kept_memory;
 
 /// For the answer of a node that is asked for a guest.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often the end of a migration is looked for, where nothing tells.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+impl Engine {
+    /// Begins to send the guest of a libvirt domain, for whom its QEMU waits at the destination. libvirt decides when it leaves, and whether.
+    ///
+    /// # Errors
+    /// [`EngineError`]; nothing was changed then.
+    pub fn send_domain(
+        self: &Arc<Self>,
+        vm: VmRecord,
+        to: PeerTarget,
+        spec: MigrationSpec,
+    ) -> Result<SessionId, EngineError> {
+        spec.validate().map_err(EngineError::BadSpec)?;
+        let id = SessionId::random();
+        let path = vm.ram.first().map(|ram| ram.path.clone()).unwrap_or_default();
+        let vm = kept_memory::keep_memory(id, vm).map_err(|source| EngineError::Io { path, source })?;
+        self.begin_keeping(New { id, vm, to, spec, group: None, member: None, home: None })?;
+        Ok(id)
+    }
+}
 
 /// What is asked of a node.
 #[derive(Debug, Serialize, Deserialize)]

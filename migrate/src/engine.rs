@@ -21,10 +21,11 @@ pub use crate::node::EngineConfig;
 use crate::node::Node;
 use crate::ownership::DestinationState;
 use crate::past::{self, By, Measured, Past};
-use crate::proto::message::Prepare;
+use crate::proto::message::{Home, Prepare};
 use crate::publish::{Abandon, Publisher};
 use crate::records::DestinationRecord;
 use crate::source::{self, Begun};
+use crate::visits::Visits;
 use vmove_node::journal::Journal;
 use vmove_node::latency::Latencies;
 use vmove_node::migrations::AbandonError;
@@ -77,6 +78,14 @@ pub enum EngineError {
     /// The options are out of range.
     #[error("{0}")]
     BadSpec(String),
+    /// The guest is on no visit here.
+    #[error("{vm:?} is not here for a visit: {why}")]
+    NotVisiting {
+        /// The VM, or a migration.
+        vm: String,
+        /// What it is instead.
+        why: String,
+    },
     /// Nothing to recover.
     #[error("Migration {0} needs no recovery: it is {1}")]
     NothingToRecover(SessionId, String),
@@ -155,6 +164,8 @@ pub(crate) struct New {
     /// The group that it is about, and its place at the barrier.
     pub(crate) group: Option<SessionId>,
     pub(crate) member: Option<Arc<Membership>>,
+    /// The visit that the guest comes back from.
+    pub(crate) home: Option<Home>,
 }
 
 impl New {
@@ -176,8 +187,9 @@ impl New {
     }
 
     fn begun(self, node: &Arc<Node>, publisher: Publisher, cancel: &CancellationToken) -> Begun {
-        let Self { id, vm, to, spec, group, member } = self;
-        Begun { node: Arc::clone(node), id, vm, to, spec, publisher, cancel: cancel.clone(), group, member }
+        let Self { id, vm, to, spec, group, member, home } = self;
+        let (node, cancel) = (Arc::clone(node), cancel.clone());
+        Begun { node, id, vm, to, spec, publisher, cancel, group, member, home }
     }
 }
 
@@ -191,7 +203,13 @@ impl Engine {
         config.disk.create_dir_all(&dir).map_err(|source| EngineError::Io { path: dir, source })?;
         let past = Arc::new(Past::open(&*config.disk, past::file(&config.sessions_dir)));
         Ok(Arc::new(Self {
-            node: Arc::new(Node { config, vms, fault_latencies: Arc::default(), past }),
+            node: Arc::new(Node {
+                config,
+                vms,
+                fault_latencies: Arc::default(),
+                past,
+                visits: Visits::default(),
+            }),
             sessions: Mutex::default(),
             recovered: AtomicBool::new(false),
             forgetting: AtomicBool::new(false),
@@ -253,31 +271,8 @@ impl Engine {
         spec.validate().map_err(EngineError::BadSpec)?;
         let vm = self.node.vms.get(vm)?;
         let id = SessionId::random();
-        self.begin_all(vec![New { id, vm, to, spec, group: None, member: None }], &CancellationToken::new())?;
-        Ok(id)
-    }
-
-    /// Begins to send the guest of a libvirt domain, for whom its QEMU waits at the destination. libvirt decides when it leaves, and whether.
-    ///
-    /// # Errors
-    /// [`EngineError`]; nothing was changed then.
-    pub fn send_domain(
-        self: &Arc<Self>,
-        vm: VmRecord,
-        to: PeerTarget,
-        spec: MigrationSpec,
-    ) -> Result<SessionId, EngineError> {
-        spec.validate().map_err(EngineError::BadSpec)?;
-        let id = SessionId::random();
-        let path = vm.ram.first().map(|ram| ram.path.clone()).unwrap_or_default();
-        let vm = source::keep_memory(id, vm).map_err(|source| EngineError::Io { path, source })?;
-        let kept = vm.clone();
-        let begun = self
-            .begin_all(vec![New { id, vm, to, spec, group: None, member: None }], &CancellationToken::new());
-        if let Err(error) = begun {
-            source::let_memory_go(self.node.disk(), &kept);
-            return Err(error);
-        }
+        let new = self.with_visit(New { id, vm, to, spec, group: None, member: None, home: None })?;
+        self.begin_keeping(new)?;
         Ok(id)
     }
 
@@ -293,8 +288,12 @@ impl Engine {
             let mut sessions = self.lock();
             for new in &all {
                 let vm = &new.vm.name;
-                if let Some((busy, _)) = sessions.iter().find(|(_, h)| h.excludes(vm)) {
-                    return Err(EngineError::Busy { vm: vm.clone(), session: *busy });
+                if new.home.is_some_and(|home| self.node.visits.stays(home.visit)) {
+                    let why = "it is to stay, and its memory is on its way".to_owned();
+                    return Err(EngineError::NotVisiting { vm: vm.clone(), why });
+                }
+                if let Some(session) = busy(&sessions, vm, new.home) {
+                    return Err(EngineError::Busy { vm: vm.clone(), session });
                 }
             }
             for new in all {
@@ -325,7 +324,7 @@ impl Engine {
         spec.validate().map_err(EngineError::BadSpec)?;
         let record = self.node.vms.get(vm)?;
         let mut report = source::check(Arc::clone(&self.node), record, to, spec).await;
-        if let Some((id, _)) = self.lock().iter().find(|(_, h)| h.excludes(vm)) {
+        if let Some(id) = busy(&self.lock(), vm, None) {
             report.blockers.push(
                 Blocker::new(BlockerCode::Busy, format!("{vm:?} is in migration {id} already"))
                     .about(id.to_string()),
@@ -466,6 +465,9 @@ impl Engine {
         let record = self.destination_record(hello.session).ok()??;
         (record.abandoned && record.prepare.token == hello.token).then(|| {
             let (id, vm) = (hello.session, &record.prepare.vm);
+            if record.prepare.home.is_some() {
+                return format!("an operator ended {vm:?} here, at home, while pages were missing: `vmove stop --force {vm}` frees what is left of its visit");
+            }
             format!(
                 "an operator ended {vm:?} here while pages were missing: `vmove reclaim {id} --guest-is-lost` runs the copy that the source has, `vmove stop --force {vm}` frees it"
             )
@@ -537,8 +539,7 @@ impl Engine {
     ) -> Result<Publisher, Blocker> {
         let (publisher, progress) =
             Publisher::new(&id.to_string(), &prepare.vm, Role::Destination, &prepare.source);
-        let busy = self.lock().iter().find(|(_, h)| h.excludes(&prepare.vm)).map(|(id, _)| *id);
-        if let Some(busy) = busy {
+        if let Some(busy) = busy(&self.lock(), &prepare.vm, prepare.home) {
             return Err(Blocker::new(
                 BlockerCode::Busy,
                 format!("{:?} is in migration {busy} at {} already", prepare.vm, self.node.config.node),
@@ -566,6 +567,12 @@ impl Engine {
 /// Whatever a session logs is within it: so no message need say which session it is about.
 pub(crate) fn session_span(id: SessionId, side: &'static str) -> Span {
     tracing::info_span!("migration", %id, side)
+}
+
+/// The session that stands in the way of another one for this VM. A guest goes home while its visit lasts.
+fn busy(sessions: &BTreeMap<SessionId, Handle>, vm: &str, home: Option<Home>) -> Option<SessionId> {
+    let other = |id: &SessionId| home.is_none_or(|home| home.visit != *id);
+    sessions.iter().find(|(id, handle)| handle.excludes(vm) && other(id)).map(|(id, _)| *id)
 }
 
 fn next_number(sessions: &BTreeMap<SessionId, Handle>) -> usize {

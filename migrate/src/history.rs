@@ -56,6 +56,25 @@ pub(crate) fn may_have_moved(disk: &dyn Disk, dir: &Path, vm: &VmRecord, except:
     })
 }
 
+/// The newest session that takes the guest of a visit home again, and has not been called off.
+pub(crate) fn homeward(disk: &dyn Disk, dir: &Path, visit: SessionId) -> Option<SourceRecord> {
+    session_ids(disk, dir).into_iter().find_map(|id| {
+        let record = journals::read(disk, dir, id).ok()??;
+        let is_it = record.home.is_some_and(|home| home.visit == visit);
+        let called_off = record.state == SourceState::Aborted && !record.to_resume;
+        (is_it && !called_off).then_some(record)
+    })
+}
+
+/// Whether the guest of a visit runs here again, which is its home.
+pub(crate) fn is_home_again(disk: &dyn Disk, dir: &Path, visit: SessionId) -> bool {
+    session_ids(disk, dir).into_iter().any(|id| {
+        let path = dir.join(id.to_string()).join("destination.jsonl");
+        let record = Journal::<DestinationRecord>::read_on(disk, &path);
+        record.is_ok_and(|r| r.state.may_run() && r.prepare.home.is_some_and(|home| home.visit == visit))
+    })
+}
+
 /// The guest that a session brought here, as long as its journal is kept.
 pub(crate) fn came(disk: &dyn Disk, dir: &Path, session: SessionId) -> Option<VmRecord> {
     let path = dir.join(session.to_string()).join("destination.jsonl");
@@ -130,21 +149,15 @@ fn of_source(r: &SourceRecord) -> Progress {
         _ => failed("called off: the guest stayed at the source", GuestPlace::Source),
     };
     let group = r.group.map(|group| group.to_string());
-    let ended =
-        Progress { group, ..of(&r.id, &r.vm.name, Role::Source, &r.to.name, &r.report.mode, outcome) };
+    let began_at = r.report.began_at.clone();
+    let ended = of(&r.id, &r.vm.name, Role::Source, &r.to.name, &r.report.mode, outcome);
+    let ended = Progress { group, began_at, ..ended };
     lacking(ended, &r.missing)
 }
 
 fn of_destination(r: &DestinationRecord) -> Progress {
     let report = || {
-        let mut report = vmove_types::report::Report {
-            schema: 1,
-            id: r.id.to_string(),
-            vm: r.prepare.vm.clone(),
-            ..Default::default()
-        };
-        report.source.clone_from(&r.prepare.source);
-        r.prepare.backing.name().clone_into(&mut report.memory);
+        let mut report = r.report();
         if let Some(complete) = &r.complete {
             complete.add_to(&mut report);
         }
@@ -168,7 +181,9 @@ fn of_destination(r: &DestinationRecord) -> Progress {
             cancelled: false,
         },
     };
-    lacking(of(&r.id, &r.prepare.vm, Role::Destination, &r.prepare.source, "", outcome), &r.missing)
+    let mode = r.report().mode;
+    let ended = of(&r.id, &r.prepare.vm, Role::Destination, &r.prepare.source, &mode, outcome);
+    lacking(Progress { began_at: r.began_at.clone(), ..ended }, &r.missing)
 }
 
 /// Of a guest that lacks these devices.

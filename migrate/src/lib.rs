@@ -45,9 +45,15 @@ pub mod groups;
 #[cfg(not(loom))]
 pub mod history;
 #[cfg(not(loom))]
+mod homes;
+#[cfg(not(loom))]
+mod kept_memory;
+#[cfg(not(loom))]
 pub mod mend;
 #[cfg(not(loom))]
 pub mod node;
+#[cfg(not(loom))]
+mod over_time;
 #[cfg(not(loom))]
 mod owed;
 #[cfg(not(loom))]
@@ -80,6 +86,10 @@ mod source;
 mod taps;
 #[cfg(not(loom))]
 pub mod throttle;
+#[cfg(not(loom))]
+mod visiting;
+#[cfg(not(loom))]
+mod visits;
 #[cfg(not(loom))]
 pub mod vmm;
 #[cfg_attr(loom, allow(dead_code))]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::past::Past;
+use crate::visits::Visits;
 use crate::vmm::Vmm;
 use vmove_node::admission::Admission;
 use vmove_node::devices::Devices;
@@ -68,6 +69,8 @@ pub(crate) struct Node {
     pub fault_latencies: Arc<Latencies>,
     /// What earlier migrations to each node have measured.
     pub past: Arc<Past>,
+    /// Guests that came for a visit.
+    pub visits: Visits,
 }
 
 impl Node {

@@ -9,8 +9,9 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, watch};
 
 use crate::autogroup::NiceRequest;
+use crate::over_time::OverTime;
 use vmove_types::progress::{GuestPlace, Outcome, Phase, Progress, Role};
-use vmove_types::report::PhaseTime;
+use vmove_types::report::{PhaseTime, ProgressPoint};
 use vmove_types::time::{Mono, ms};
 
 /// Rates are taken over at least this long.
@@ -31,6 +32,7 @@ struct Clockwork {
     phases: Vec<PhaseTime>,
     phase_began: Mono,
     rate_from: (Mono, u64),
+    over_time: OverTime,
     nice_request: Option<NiceRequest>,
 }
 
@@ -69,17 +71,37 @@ impl Publisher {
     /// Begins a session's progress in [`Phase::Check`].
     #[must_use]
     pub fn new(id: &str, vm: &str, role: Role, peer: &str) -> (Self, watch::Receiver<Progress>) {
+        let began_at = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+        Self::taken_up(id, vm, role, peer, Some(began_at))
+    }
+
+    /// The same of a session that an earlier life of the daemon has begun.
+    #[must_use]
+    pub(crate) fn taken_up(
+        id: &str,
+        vm: &str,
+        role: Role,
+        peer: &str,
+        began_at: Option<String>,
+    ) -> (Self, watch::Receiver<Progress>) {
         let started = Mono::now();
-        let (sender, receiver) = watch::channel(Progress::begun(id, vm, role, peer));
+        let begun = Progress { began_at, ..Progress::begun(id, vm, role, peer) };
+        let (sender, receiver) = watch::channel(begun);
         let clockwork = Clockwork {
             phases: Vec::new(),
             phase_began: started,
             rate_from: (started, 0),
+            over_time: OverTime::default(),
             nice_request: None,
         };
         let clockwork = Mutex::new(clockwork);
         let (abandon, only_owes) = (Arc::default(), Arc::default());
         (Self { started, sender, clockwork, abandon, only_owes }, receiver)
+    }
+
+    /// When the session began.
+    pub(crate) fn began_at(&self) -> Option<String> {
+        self.sender.borrow().began_at.clone()
     }
 
     /// By which an operator is to end the session.
@@ -108,15 +130,18 @@ impl Publisher {
             return;
         }
         let left = self.sender.borrow().phase;
-        self.close(left);
+        let over = self.close(left);
         tracing::info!(progress = phase.as_str(), "enters");
-        self.update(|p| p.phase = phase);
+        self.update(|p| {
+            p.phase = phase;
+            p.phases.push(over);
+        });
         // The new one first: of both together, the one that hurries counts.
         let nice_request = NiceRequest::in_phase(phase);
         self.lock().nice_request = nice_request;
     }
 
-    fn close(&self, phase: Phase) {
+    fn close(&self, phase: Phase) -> PhaseTime {
         let now = Mono::now();
         let mut clockwork = self.lock();
         let time = PhaseTime {
@@ -124,8 +149,9 @@ impl Publisher {
             start_ms: clockwork.phase_began.ms_since(self.started),
             duration_ms: now.ms_since(clockwork.phase_began),
         };
-        clockwork.phases.push(time);
+        clockwork.phases.push(time.clone());
         clockwork.phase_began = now;
+        time
     }
 
     /// The phases up to now, the current one included.
@@ -133,6 +159,12 @@ impl Publisher {
     pub fn phases(&self) -> Vec<PhaseTime> {
         self.close(self.sender.borrow().phase);
         std::mem::take(&mut self.lock().phases)
+    }
+
+    /// How far it was over time.
+    #[must_use]
+    pub(crate) fn over_time(&self) -> Vec<ProgressPoint> {
+        self.lock().over_time.take()
     }
 
     /// Reports payload bytes that have landed since the session began; rates and the time left follow from it.
@@ -144,6 +176,10 @@ impl Publisher {
             let took = now.since(since);
             (took >= RATE_INTERVAL).then(|| {
                 clockwork.rate_from = (now, landed_bytes);
+                if let Some(left_bytes) = left_bytes {
+                    let at_ms = now.ms_since(self.started);
+                    clockwork.over_time.add(ProgressPoint { at_ms, sent_bytes: wire_bytes, left_bytes });
+                }
                 landed_bytes.saturating_sub(bytes) as f64 / took.as_secs_f64()
             })
         };
@@ -199,8 +235,12 @@ impl Publisher {
         }
         self.lock().nice_request = None;
         self.update(|p| {
+            if matches!(outcome, Outcome::Done { .. }) {
+                p.phases.clear();
+            }
             p.outcome = outcome;
             p.eta_ms = None;
+            p.arrived.clear();
         });
     }
 
@@ -245,6 +285,9 @@ mod tests {
         }
         assert!(phases[1].duration_ms >= 3.0);
         assert_eq!(seen.borrow().phase, Phase::Rounds);
+        assert_eq!(seen.borrow().phases[..], phases[..2], "those that are over");
+        p.fail("lost", GuestPlace::Source, false);
+        assert_eq!(seen.borrow().phases.len(), 2, "a failure tells where its time went");
     }
 
     #[test]
@@ -272,5 +315,7 @@ mod tests {
         assert_eq!(now.bytes_done, 1_000_000);
         let eta = now.eta_ms.unwrap();
         assert!((150.0..600.0).contains(&eta), "{eta}");
+        let points = p.over_time();
+        assert_eq!((points.len(), points[0].sent_bytes, points[0].left_bytes), (1, 1_000_100, 2_000_000));
     }
 }

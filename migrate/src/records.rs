@@ -11,10 +11,10 @@ use vmove_node::peer::{PeerTarget, SessionId, Token};
 use vmove_node::record::VmRecord;
 use vmove_types::progress::MissingDevice;
 use vmove_types::report::Report;
-use vmove_types::spec::{MigrationSpec, Mode};
+use vmove_types::spec::{MigrationSpec, Mode, Visit};
 
 use crate::ownership::{DestinationState, SourceState};
-use crate::proto::message::{Complete, Prepare};
+use crate::proto::message::{Complete, Home, Prepare};
 
 /// What the source must find again after a kill.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -62,6 +62,9 @@ pub struct SourceRecord {
     /// Images that move with the guest: put aside or deleted in the end.
     #[serde(default)]
     pub disks: Vec<LeftImage>,
+    /// The visit that the guest comes back from.
+    #[serde(default)]
+    pub home: Option<Home>,
     /// What the report is to say of the time before.
     pub report: Report,
 }
@@ -131,6 +134,9 @@ impl SourceRecord {
 pub struct DestinationRecord {
     /// Session.
     pub id: SessionId,
+    /// When that was: RFC 3339, UTC.
+    #[serde(default)]
+    pub began_at: Option<String>,
     /// What the source asked for.
     pub prepare: Prepare,
     /// Who owns the guest.
@@ -169,9 +175,37 @@ pub struct DestinationRecord {
     /// Images that were made for the disks that move.
     #[serde(default)]
     pub images: Vec<LeftImage>,
+    /// A guest that came for a visit is to stay: the rest of its memory is fetched.
+    #[serde(default)]
+    pub stays: bool,
 }
 
 impl DestinationRecord {
+    /// The guest is here for a visit: only what it touches is fetched.
+    pub(crate) fn is_visit(&self) -> bool {
+        self.prepare.spec.visit == Visit::Go && !self.stays
+    }
+
+    /// The same, and the guest is ours.
+    pub(crate) fn is_visit_of_owner(&self) -> bool {
+        self.is_visit() && self.state == DestinationState::Owner && !self.abandoned
+    }
+
+    /// What a report says from the beginning on.
+    pub(crate) fn report(&self) -> Report {
+        let mode = self.mode.map(|mode| mode.to_string()).unwrap_or_default();
+        Report {
+            schema: 1,
+            id: self.id.to_string(),
+            began_at: self.began_at.clone(),
+            vm: self.prepare.vm.clone(),
+            source: self.prepare.source.clone(),
+            mode,
+            memory: self.prepare.backing.name().to_owned(),
+            ..Report::default()
+        }
+    }
+
     /// Notes a state, and what is to be done in it, should this process be killed at once.
     pub(crate) fn enter(&mut self, next: DestinationState) {
         // Not on every line: what is here by then may belong to a later session.

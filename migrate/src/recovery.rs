@@ -17,9 +17,11 @@ use crate::destination;
 use crate::engine::{ARRIVALS, Engine, EngineError, Handle, session_span};
 use crate::group::journals;
 use crate::group::resuming::{ResumePlace, places};
-use crate::history::{may_have_moved, session_ids, unreadable};
+use crate::history::{homeward, may_have_moved, session_ids, unreadable};
+use crate::kept_memory::let_memory_go;
 use crate::owed;
 use crate::ownership::{DestinationState, SourceEvent, SourceState};
+use crate::proto::message::Complete;
 use crate::publish::Publisher;
 use crate::records::{DestinationRecord, SourceRecord};
 use crate::source;
@@ -28,6 +30,7 @@ use vmove_node::peer::{SessionId, Token};
 use vmove_node::task::spawn;
 use vmove_types::problem::chain;
 use vmove_types::progress::{GuestPlace, Role};
+use vmove_types::report::VisitEnd;
 
 impl Engine {
     /// Takes up guests that are ours and lack pages, then those that wait for the commit. Call this before anything else, and the listener
@@ -37,6 +40,7 @@ impl Engine {
         for id in session_ids(self.node.disk(), &self.node.config.sessions_dir) {
             let path = self.node.session_dir(id).join("destination.jsonl");
             match Journal::<DestinationRecord>::open_begun_on(self.node.disk(), &path) {
+                Ok(Some(journal)) if journal.record().is_visit_of_owner() => self.resume_visit(journal),
                 Ok(Some(mut journal)) => match journal.record().state {
                     DestinationState::Owner if journal.record().abandoned => {}
                     DestinationState::Owner
@@ -64,6 +68,42 @@ impl Engine {
             }
         }
         loaded.into_iter().for_each(|journal| self.adopt(journal));
+    }
+
+    /// Takes up the visit of a guest that is ours, unless it has ended before that could be written down.
+    fn resume_visit(self: &Arc<Self>, journal: Journal<DestinationRecord>) {
+        match self.visit_end(journal.record()) {
+            Some(end) => self.end_visit(journal, end),
+            None => self.adopt(journal),
+        }
+    }
+
+    /// How the visit by which a guest came here has ended, if it has.
+    fn visit_end(&self, r: &DestinationRecord) -> Option<VisitEnd> {
+        let vm = r.vm.as_ref()?;
+        let homeward = homeward(self.node.disk(), &self.node.config.sessions_dir, r.id).map(|r| r.state);
+        let has_ended = self.node.was_ended(vm) || self.node.config.vmm.has_ended(vm);
+        match homeward {
+            Some(SourceState::Released) => Some(VisitEnd::Home),
+            Some(SourceState::Committed) if has_ended => Some(VisitEnd::Home),
+            _ if has_ended => Some(VisitEnd::Ended),
+            _ => None,
+        }
+    }
+
+    /// Writes down that a visit has ended. Its home is answered from the journal.
+    fn end_visit(&self, mut journal: Journal<DestinationRecord>, end: VisitEnd) {
+        tracing::info!(migration = %journal.record().id, ?end, "a visit has ended before that could be written down");
+        destination::remove_ended(&self.node, journal.record());
+        destination::tidy(&self.node, journal.record());
+        let figures = Complete { visit: Some(end), ..Complete::default() };
+        let change = |r: &mut DestinationRecord| {
+            r.complete = Some(Box::new(figures));
+            r.enter(DestinationState::Complete);
+        };
+        if journal.update_owing(change).is_err() {
+            drop(owed::write_later(journal));
+        }
     }
 
     /// Takes up every other session. Returns as soon as each has its task.
@@ -113,6 +153,7 @@ impl Engine {
                 }
             }
         }
+        self.remove_kept_in_vain();
         self.settle_sources(sources);
         self.resume_groups();
         let engine = Arc::clone(self);
@@ -134,6 +175,7 @@ impl Engine {
             r.enter(next);
             r.to_resume = false;
         };
+        let_memory_go(self.node.disk(), &journal.record().vm);
         let owed = journal.update_owing(change).is_err();
         let record = journal.record().clone();
         tracing::info!(vm = record.vm.name, "an operator ended this VM before that could be written down");
@@ -155,7 +197,7 @@ impl Engine {
         let span = session_span(id, if role == Role::Source { "source" } else { "destination" });
         span.in_scope(|| tracing::error!(path = %path.display(), %error, "a journal cannot be read: nothing is done with this migration"));
         let listed = unreadable(id, path, role, about, error);
-        let (publisher, progress) = Publisher::new(&listed.id, &listed.vm, role, &listed.peer);
+        let (publisher, progress) = Publisher::taken_up(&listed.id, &listed.vm, role, &listed.peer, None);
         self.register(id, &listed.vm, role, Token::default(), (progress, publisher.abandon()), None);
         publisher.finish(listed.outcome);
     }
@@ -173,7 +215,8 @@ impl Engine {
             }
             _ => {}
         }
-        let (publisher, progress) = Publisher::new(&r.id.to_string(), &r.vm.name, Role::Source, &r.to.name);
+        let (id, began_at) = (r.id.to_string(), r.report.began_at.clone());
+        let (publisher, progress) = Publisher::taken_up(&id, &r.vm.name, Role::Source, &r.to.name, began_at);
         publisher.update(|p| p.group = r.group.map(|group| group.to_string()));
         self.register(r.id, &r.vm.name, Role::Source, r.token, (progress, publisher.abandon()), None);
         Some(publisher)
@@ -291,8 +334,8 @@ impl Engine {
         if r.state == DestinationState::Owner {
             destination::enter_again(&self.node, r);
         }
-        let (publisher, progress) =
-            Publisher::new(&r.id.to_string(), &r.prepare.vm, Role::Destination, &r.prepare.source);
+        let (id, p, began_at) = (r.id.to_string(), &r.prepare, r.began_at.clone());
+        let (publisher, progress) = Publisher::taken_up(&id, &p.vm, Role::Destination, &p.source, began_at);
         let (sender, arrivals) = mpsc::channel(ARRIVALS);
         let ends = (progress, publisher.abandon());
         self.register(r.id, &r.prepare.vm, Role::Destination, r.prepare.token, ends, Some(sender));

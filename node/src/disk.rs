@@ -106,6 +106,21 @@ pub trait Disk: Send + Sync + fmt::Debug {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct KernelDisk;
 
+/// Removes files. False if one of them is still there; the log says why.
+pub fn remove_files(disk: &dyn Disk, paths: impl IntoIterator<Item = impl AsRef<Path>>) -> bool {
+    let mut removed = true;
+    for path in paths {
+        match disk.remove_file(path.as_ref()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %path.as_ref().display(), %error, "could not remove");
+                removed = false;
+            }
+            _ => {}
+        }
+    }
+    removed
+}
+
 impl DiskFile for File {
     fn cut(&mut self, bytes: u64) -> io::Result<()> {
         self.set_len(bytes)

@@ -77,6 +77,8 @@ blocker_codes! {
     Unreachable = "unreachable",
     /// The VM is in a migration already.
     Busy = "busy",
+    /// The guest is to come home to a node that has not kept its memory.
+    NotHome = "not-home",
     /// The name of the VM cannot be used at the destination.
     Name = "name",
     /// The destination has a VM of this name.

@@ -96,6 +96,8 @@ pub enum Code {
     TooLate,
     /// Nothing to recover.
     NothingToRecover,
+    /// The guest is not here for a visit.
+    NotVisiting,
     /// No template of this name.
     UnknownTemplate,
     /// A template is damaged, or made by another QEMU.
@@ -201,6 +203,7 @@ impl ProblemCode for Code {
             | Self::Busy
             | Self::TooLate
             | Self::NothingToRecover
+            | Self::NotVisiting
             | Self::DomainRefused
             | Self::Adopted
             | Self::NotAdopted => (409, Exit::Failed),

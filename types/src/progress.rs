@@ -170,6 +170,22 @@ pub struct MissingDevice {
     pub mend: String,
 }
 
+/// Mode of a guest that is away for a visit, instead of how its memory crosses.
+pub const VISIT: &str = "visit";
+
+/// How much of a RAM block has arrived, part by part: a map of it to look at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ArrivedBlock {
+    /// RAM block, by the name of its file.
+    pub block: String,
+    /// Its length. Unit: bytes.
+    pub bytes: u64,
+    /// For each of its parts, in order and of the same length but for the last: the share of pages that are there and still good. At most 256
+    /// parts. Unit: percent, 0 to 100. Of a part with more than 64 pages, 64 are looked at.
+    pub parts: Vec<u8>,
+}
+
 /// A snapshot of a session.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -189,6 +205,12 @@ pub struct Progress {
     pub mode: Option<String>,
     /// Where it stands.
     pub phase: Phase,
+    /// When the request was taken, by this node's clock: RFC 3339, UTC, whole seconds. `None`: not known any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began_at: Option<String>,
+    /// Phases that are over. Empty once it is done: the report has them all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<PhaseTime>,
     /// Milliseconds since the request.
     pub elapsed_ms: f64,
     /// Bytes of guest memory that the destination must come to hold (zero pages excluded once known).
@@ -239,6 +261,8 @@ impl Progress {
             peer: peer.into(),
             mode: None,
             phase: Phase::Check,
+            began_at: None,
+            phases: Vec::new(),
             elapsed_ms: 0.0,
             bytes_total: 0,
             bytes_done: 0,

@@ -95,6 +95,19 @@ impl RoundStats {
     }
 }
 
+/// How a visit ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum VisitEnd {
+    /// The guest came home. What it had not touched has never left it.
+    Home,
+    /// It stays: all of its memory has followed it.
+    Stayed,
+    /// The guest ended on its visit, by itself or by an operator. Its home has kept nothing.
+    Ended,
+}
+
 /// The result of one migration. Times are CLOCK_MONOTONIC.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -104,6 +117,9 @@ pub struct Report {
     pub schema: u32,
     /// Session id.
     pub id: String,
+    /// When the request was taken, by this node's clock: RFC 3339, UTC, whole seconds. `None`: a migration of an earlier release.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub began_at: Option<String>,
     /// Name of the VM.
     pub vm: String,
     /// Node it came from.
@@ -112,6 +128,9 @@ pub struct Report {
     pub destination: String,
     /// Mode that was used.
     pub mode: String,
+    /// Of a guest that went for a visit: how that ended. `bytes_sent` is what followed the guest until then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub visit: Option<VisitEnd>,
     /// Why this mode: `requested`, or the prediction in a sentence.
     pub mode_reason: String,
     /// Fabric back end that moved the pages.

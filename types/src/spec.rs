@@ -130,6 +130,20 @@ impl FromStr for HeadStart {
     }
 }
 
+/// Whether a guest moves for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum Visit {
+    /// It does.
+    #[default]
+    No,
+    /// It goes by demand: only the pages that it touches follow it, and its home keeps its memory until it comes back or stays.
+    Go,
+    /// It comes back from a visit, with the pages that it has touched there.
+    Back,
+}
+
 /// The options of one migration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -175,6 +189,8 @@ pub struct MigrationSpec {
     pub disk_map: Vec<DiskPlace>,
     /// What becomes of the source's images in the end. Default: [`SourceDisks::Keep`].
     pub source_disks: SourceDisks,
+    /// Whether the guest moves for good. Default: [`Visit::No`]. The others are post-copy.
+    pub visit: Visit,
 }
 
 impl Default for MigrationSpec {
@@ -197,6 +213,7 @@ impl Default for MigrationSpec {
             disks: Vec::new(),
             disk_map: Vec::new(),
             source_disks: SourceDisks::Keep,
+            visit: Visit::No,
         }
     }
 }
@@ -229,6 +246,7 @@ impl MigrationSpec {
         }
         self.validate_disks()?;
         self.validate_goals()?;
+        self.validate_visit()?;
         if let Some(Bandwidth(rate)) = self.bandwidth.filter(|b| b.0 < 1 << 20) {
             return Err(format!(
                 "bandwidth: expected at least 1 MiB/s (8.4 Mbit), found {rate} bytes per second"
@@ -253,6 +271,27 @@ impl MigrationSpec {
             ));
         }
         Ok(())
+    }
+
+    /// A visit leaves most of the memory where it is: what needs all of it at the destination is not for visits.
+    fn validate_visit(&self) -> Result<(), String> {
+        if self.visit == Visit::No {
+            return Ok(());
+        }
+        let refused = [
+            (!matches!(self.mode.fixed(), None | Some(Mode::Postcopy)), "another mode than postcopy"),
+            (self.verify, "verify"),
+            (!self.devices.is_empty(), "devices"),
+            (!self.disks.is_empty(), "disks that move"),
+            (self.quiesce.is_some() || self.resume.is_some(), "scripts in the guest"),
+            (self.goals != Goals::default(), "goals"),
+        ];
+        match refused.iter().find(|(given, _)| *given) {
+            Some((_, what)) => Err(format!(
+                "visit: expected none of the options that need all memory at the destination, found {what}; leave it out, or migrate for good"
+            )),
+            None => Ok(()),
+        }
     }
 
     fn validate_disks(&self) -> Result<(), String> {
@@ -315,6 +354,18 @@ mod tests {
         assert_eq!(disks(&["a", "b"], &["a=/x", "b=/y"]).validate(), Ok(()));
         let bad = MigrationSpec { unplug_timeout_ms: 1, ..MigrationSpec::default() };
         assert!(bad.validate().unwrap_err().contains("unplug_timeout_ms"));
+    }
+
+    #[test]
+    fn what_needs_all_memory_is_not_for_visits() {
+        let go = MigrationSpec { visit: Visit::Go, ..MigrationSpec::default() };
+        assert_eq!(go.validate(), Ok(()));
+        let verified = MigrationSpec { verify: true, ..go.clone() };
+        assert!(verified.validate().unwrap_err().contains("found verify"));
+        let hybrid = MigrationSpec { mode: ModeRequest::Hybrid, ..go.clone() };
+        assert!(hybrid.validate().unwrap_err().contains("another mode than postcopy"));
+        let hurried = MigrationSpec { goals: with_goals(Some(20), None).goals, ..go };
+        assert!(hurried.validate().unwrap_err().contains("found goals"));
     }
 
     fn with_goals(pause: Option<u64>, within: Option<u64>) -> MigrationSpec {

@@ -24,6 +24,7 @@ mod requests;
 pub mod setup;
 pub mod tune;
 pub mod vfork;
+pub mod visit;
 pub mod vmove;
 
 /// Options that every command takes.

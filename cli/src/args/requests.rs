@@ -62,6 +62,7 @@ impl Migrate {
             disks: self.disks.which.disks.clone(),
             disk_map: self.disks.which.disk_map.clone(),
             source_disks: self.disks.source_disks,
+            visit: default.visit,
         };
         let to = self.to_of.iter().find(|(about, _)| of(about)).map_or(&self.to, |(_, to)| to);
         MigrateRequest { vm: vm.to_owned(), to: to.clone(), options }

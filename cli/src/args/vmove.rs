@@ -18,6 +18,9 @@ pub use super::page::Page;
 pub use super::report::ReportArgs;
 pub use super::setup::SetupCommand;
 pub use super::tune::Tune;
+pub use super::visit::Visit;
+pub use super::vms::{Forget, Pause, Resume, Stop, VmName};
+pub use super::watch::WatchArgs;
 
 use vmove_types::units;
 
@@ -89,6 +92,8 @@ pub enum Command {
     Check(Check),
     /// Move a running VM to another node
     Migrate(Migrate),
+    /// Send a running VM to another node for a visit, take it home, or let it stay
+    Visit(Visit),
     /// Show migrations at work, or one in full
     Status(Status),
     /// Call a migration off; the guest goes on at the source

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use vmove_types::disk::DiskProgress;
-use vmove_types::progress::{Outcome, Phase, Progress};
+use vmove_types::progress::{Outcome, Phase, Progress, VISIT};
 
 use vmove_types::units::{format_bytes, format_ms, format_rate};
 
@@ -134,8 +134,15 @@ fn styled(bar: ProgressBar) -> ProgressBar {
 
 /// Everything worth a look, in one line. The time left comes early: a narrow terminal cuts the end off.
 pub fn line(progress: &Progress) -> String {
-    let mut parts = vec![progress.phase.as_str().to_owned()];
-    if let Some(eta) = progress.eta_ms {
+    // A visit does not end by itself: nothing is left of it, and no share of it is done.
+    let visits = progress.mode.as_deref() == Some(VISIT);
+    let first = if visits {
+        format!("{VISIT}, {} have followed the guest", format_bytes(progress.bytes_sent))
+    } else {
+        progress.phase.as_str().to_owned()
+    };
+    let mut parts = vec![first];
+    if let Some(eta) = progress.eta_ms.filter(|_| !visits) {
         parts.push(format!("{} left", format_ms(eta)));
     }
     if let Outcome::Reconnecting { error, .. } = &progress.outcome {
@@ -143,6 +150,9 @@ pub fn line(progress: &Progress) -> String {
     }
     if let Some(unwritten) = &progress.unwritten {
         parts.push(unwritten.clone());
+    }
+    if visits {
+        return parts.join(", ");
     }
     if progress.phase == Phase::Rounds && progress.round > 0 {
         parts.push(format!("round {}", progress.round));
@@ -201,6 +211,14 @@ mod tests {
         assert!(due(Phase::Check, 0) && !due(Phase::Check, 1), "once");
         assert!(due(Phase::Rounds, 1) && !due(Phase::Rounds, 5));
         assert!(due(Phase::Rounds, 6) && !due(Phase::Rounds, 10) && due(Phase::Rounds, 11));
+    }
+
+    #[test]
+    fn a_visit_has_no_share_that_is_done() {
+        let mut visit = Progress::begun("1", "web", Role::Source, "b");
+        (visit.mode, visit.phase) = (Some(VISIT.to_owned()), Phase::Fetch);
+        (visit.bytes_total, visit.bytes_done, visit.bytes_sent) = (1 << 30, 1 << 20, 2 << 20);
+        assert_eq!(line(&visit), "visit, 2.00 MiB have followed the guest");
     }
 
     #[test]

@@ -43,14 +43,31 @@ pub enum Followed {
 
 /// Follows a migration until it ends, showing its progress.
 pub async fn follow(client: &Client, id: &str, interrupt: Interrupt, json: bool) -> Result<Followed, End> {
+    follow_until(client, id, interrupt, json, |_| false).await
+}
+
+/// The same, or until `enough` is true.
+pub async fn follow_until(
+    client: &Client,
+    id: &str,
+    interrupt: Interrupt,
+    json: bool,
+    enough: impl Fn(&Progress) -> bool,
+) -> Result<Followed, End> {
     // Whoever only looks on has asked to see it.
     let bar = if interrupt == Interrupt::Leaves && !json { Bar::or_lines() } else { Bar::new() };
-    let ended = watch(client, id, interrupt, &bar).await;
+    let ended = watch(client, id, interrupt, &bar, &enough).await;
     bar.clear();
     ended
 }
 
-async fn watch(client: &Client, id: &str, interrupt: Interrupt, bar: &Bar) -> Result<Followed, End> {
+async fn watch(
+    client: &Client,
+    id: &str,
+    interrupt: Interrupt,
+    bar: &Bar,
+    enough: &impl Fn(&Progress) -> bool,
+) -> Result<Followed, End> {
     let mut snapshots = client.follow_migration(id).await?;
     let mut presses = signal(SignalKind::interrupt())?;
     let mut cancelling: Option<Cancelling> = None;
@@ -58,7 +75,7 @@ async fn watch(client: &Client, id: &str, interrupt: Interrupt, bar: &Bar) -> Re
     loop {
         tokio::select! {
             next = snapshots.next() => match next {
-                Ok(Some(progress)) if progress.outcome.is_end() => return Ok(Followed::Ended(Box::new(progress))),
+                Ok(Some(progress)) if progress.outcome.is_end() || enough(&progress) => return Ok(Followed::Ended(Box::new(progress))),
                 Ok(Some(progress)) => bar.update(&progress),
                 Ok(None) | Err(_) => {
                     bar.note("vmove: lost the daemon, waiting for it to return; the migration is not lost");

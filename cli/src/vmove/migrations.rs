@@ -11,7 +11,7 @@ use crate::output::{End, note, say, say_json};
 use vmove_client::{Client, Error};
 use vmove_types::migration::ReclaimRequest;
 use vmove_types::problem::{Code, Exit};
-use vmove_types::progress::Outcome;
+use vmove_types::progress::{Outcome, Progress};
 
 pub async fn migrate(client: &Client, args: Migrate, json: bool) -> Result<Ended, End> {
     let mut requests = args.requests().map_err(Failure::bad_request)?;
@@ -87,8 +87,8 @@ pub async fn cancel(client: &Client, id: &str, json: bool) -> Result<Exit, End> 
     Ok(Exit::Done)
 }
 
-/// It may be the id of a group.
-fn is_unknown(error: &Error) -> bool {
+/// It may be the id of something else.
+pub(super) fn is_unknown(error: &Error) -> bool {
     matches!(error, Error::Refused(problem) if problem.code == Code::UnknownMigration)
 }
 
@@ -102,7 +102,7 @@ pub async fn history(client: &Client, args: History, json: bool) -> Result<Exit,
     Ok(Exit::Done)
 }
 
-fn started(id: &str, json: bool) -> Result<Ended, End> {
+pub(super) fn started(id: &str, json: bool) -> Result<Ended, End> {
     if json {
         say_json(&json!({ "id": id }))?;
     } else {
@@ -112,25 +112,37 @@ fn started(id: &str, json: bool) -> Result<Ended, End> {
 }
 
 /// Waits for the end and says how it was.
-async fn finish(client: &Client, id: &str, interrupt: Interrupt, json: bool) -> Result<Ended, End> {
-    let progress = match follow(client, id, interrupt, json).await? {
-        Followed::Ended(progress) => progress,
-        Followed::Left => {
-            if json {
-                say_json(&json!({ "id": id, "error": "interrupted; the migration goes on", "guest": null }))?;
-            }
-            return Ok(Ended::LeftRunning);
-        }
-    };
-    let exit = Exit::of_progress(&progress);
+pub(super) async fn finish(
+    client: &Client,
+    id: &str,
+    interrupt: Interrupt,
+    json: bool,
+) -> Result<Ended, End> {
+    match follow(client, id, interrupt, json).await? {
+        Followed::Ended(progress) => ended(&progress, json),
+        Followed::Left => left(id, json),
+    }
+}
+
+/// Says that nobody waits for a migration any more.
+pub(super) fn left(id: &str, json: bool) -> Result<Ended, End> {
     if json {
-        say_json(&final_object(&progress, exit))?;
+        say_json(&json!({ "id": id, "error": "interrupted; the migration goes on", "guest": null }))?;
+    }
+    Ok(Ended::LeftRunning)
+}
+
+/// Says how a migration has ended.
+pub(super) fn ended(progress: &Progress, json: bool) -> Result<Ended, End> {
+    let exit = Exit::of_progress(progress);
+    if json {
+        say_json(&final_object(progress, exit))?;
     }
     match &progress.outcome {
         Outcome::Done { report } if !json => say(&summary(report))?,
         Outcome::Done { .. } | Outcome::Running | Outcome::Reconnecting { .. } => {}
-        Outcome::Refused { .. } | Outcome::Failed { .. } => note(&format!("vmove: {}", describe(&progress))),
+        Outcome::Refused { .. } | Outcome::Failed { .. } => note(&format!("vmove: {}", describe(progress))),
     }
-    note_missing(&progress);
+    note_missing(progress);
     Ok(Ended::With(exit))
 }

@@ -13,6 +13,7 @@ mod progress_text;
 mod secrets;
 mod setup;
 mod tune;
+mod visit;
 mod vms;
 
 use std::process::ExitCode;
@@ -118,6 +119,7 @@ async fn dispatch(client: &Client, cli: Cli) -> Result<Ended, End> {
         Command::Setup(SetupCommand::Tls(args)) => setup::tls(&args, json)?,
         Command::Fabric(FabricCommand::Check(args)) => fabric::check(client, &args.to, json).await?,
         Command::Migrate(args) => return migrations::migrate(client, args, json).await,
+        Command::Visit(args) => return visit::visit(client, args, json).await,
         Command::Status(args) => return migrations::status(client, args, json).await,
         Command::Recover(args) => return migrations::recover(client, args, json).await,
         Command::Reclaim(args) => return migrations::reclaim(client, args, json).await,

@@ -48,6 +48,14 @@ pub fn final_object(progress: &Progress, exit: Exit) -> Value {
     object
 }
 
+fn visit_end(end: VisitEnd) -> &'static str {
+    match end {
+        VisitEnd::Home => "the guest came home; what it had not touched has never left it",
+        VisitEnd::Stayed => "the guest stays; all of its memory has followed it",
+        VisitEnd::Ended => "the guest ended on its visit; its home has kept nothing",
+    }
+}
+
 /// Devices that the guest lacks, if it does.
 fn add_missing(object: &mut Value, progress: &Progress) {
     if !progress.missing_devices.is_empty() {
@@ -71,7 +79,8 @@ pub fn print_list(list: &MigrationList, none: &str, json: bool) -> Result<(), En
             let arrow =
                 if m.role == Role::Source { format!("to {}", m.peer) } else { format!("from {}", m.peer) };
             let mode = m.mode.clone().unwrap_or_else(|| "-".to_owned());
-            let mut row = vec![m.id.clone(), m.vm.clone(), arrow, mode, format_ms(m.elapsed_ms)];
+            let began = m.began_at.as_deref().map_or_else(|| "-".to_owned(), time);
+            let mut row = vec![m.id.clone(), began, m.vm.clone(), arrow, mode, format_ms(m.elapsed_ms)];
             row.extend(grouped.then(|| m.group.clone().unwrap_or_else(|| "-".to_owned())));
             row.push(state(m));
             row
@@ -105,6 +114,7 @@ pub fn describe(progress: &Progress) -> String {
             (if progress.role == Role::Source { "to" } else { "from" }, peer.clone()),
             ("mode", progress.mode.clone().unwrap_or_else(|| "not decided yet".to_owned())),
             ("fabric", progress.fabric.clone().unwrap_or_else(|| "not agreed on yet".to_owned())),
+            ("began", progress.began_at.as_deref().map_or_else(|| "unknown".to_owned(), time)),
             ("time", format_ms(progress.elapsed_ms)),
             ("state", line(progress)),
         ]),
@@ -179,6 +189,7 @@ pub fn summary(r: &Report) -> String {
             ),
         ),
     ];
+    rows.extend(r.visit.map(|end| ("visit", visit_end(end).to_owned())));
     rows.extend(r.promise.iter().map(|promise| ("promised", format!("{promise} ({})", promise.basis))));
     rows.extend(r.verdict.iter().map(|verdict| ("goal", verdict.to_string())));
     if !r.rounds.is_empty() {
@@ -219,6 +230,7 @@ pub fn summary(r: &Report) -> String {
     if r.recoveries > 0 {
         rows.push(("recovered", format!("{} times from a lost peer or daemon", r.recoveries)));
     }
+    rows.extend(r.began_at.iter().map(|at| ("began", format!("{} UTC", time(at)))));
     rows.push(("migration", r.id.clone()));
     fields(&rows)
 }

@@ -32,6 +32,7 @@ impl IntoProblem for EngineError {
             Self::TooLate(_) | Self::GroupTooLate(_) => Code::TooLate,
             Self::BadSpec(_) => Code::BadOption,
             Self::NothingToRecover(..) | Self::NotReclaimable(..) => Code::NothingToRecover,
+            Self::NotVisiting { .. } => Code::NotVisiting,
             Self::Abandon(AbandonError::AtWork { .. }) => Code::Busy,
             // I/O, and what newer engines may add.
             _ => Code::Internal,

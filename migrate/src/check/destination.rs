@@ -14,6 +14,7 @@ use vmove_node::blocking::run_blocking;
 use vmove_node::peer::{Caller, Objection, SessionId};
 use vmove_node::reservations::{Reservation, Room, Rooms, Wanted};
 use vmove_types::check::{Blocker, BlockerCode};
+use vmove_types::spec::Visit;
 use vmove_types::vm::RunRequest;
 
 /// What a session needs beside guest memory and page maps: QEMU itself, buffers. Bytes.
@@ -77,6 +78,10 @@ async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
             if one_host {
                 found.extend(same_host(&command.same_paths));
             }
+            if command.locks_memory && prepare.spec.visit != Visit::No {
+                let why = "QEMU locks all of its memory, which a guest on a visit does not have: move it for good, or start it without mem-lock";
+                found.push(Blocker::new(BlockerCode::MemoryLocked, why));
+            }
             if let (true, Err(why)) = (command.locks_memory, vmove_memory::drops_locked()) {
                 found.push(Blocker::new(BlockerCode::MemoryLocked, vmove_types::problem::chain(&why)));
             }
@@ -85,6 +90,7 @@ async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
         Err(_) if found.iter().any(|blocker| blocker.code == BlockerCode::CommandLine) => {}
         Err(why) => found.push(Blocker::new(BlockerCode::CommandLine, why.to_string())),
     }
+    found.extend(crate::homes::blocker(node, prepare));
     found.extend(prepare.disks.iter().filter_map(|d| disk(d, one_host)));
     found.extend(moved_disks::blockers(node, prepare));
     found.extend(crate::devices::arrival::blockers(node, prepare).await);
@@ -161,7 +167,9 @@ pub(crate) fn wanted(prepare: &Prepare, held_only: bool) -> Wanted {
 }
 
 fn memory(node: &Node, id: SessionId, prepare: &Prepare) -> Result<Reservation, Blocker> {
-    let (wanted, backing) = (wanted(prepare, node.config.reservations.overcommits()), prepare.backing);
+    let (mut wanted, backing) = (wanted(prepare, node.config.reservations.overcommits()), prepare.backing);
+    // Of a guest that comes home, most is here.
+    wanted.guest_bytes = wanted.guest_bytes.saturating_sub(crate::homes::held_bytes(node, prepare));
     let fits = |rooms: &Rooms| enough(&node.config.node, &prepare.vm, wanted, rooms);
     let reserved = node.config.reservations.reserve(&holder(id, prepare), wanted, fits);
     reserved.unwrap_or_else(|e| {

@@ -14,7 +14,6 @@ use crate::vmm::Attached;
 use vmove_node::record::VmRecord;
 use vmove_types::problem::chain;
 use vmove_types::progress::Outcome;
-use vmove_types::report::Report;
 use vmove_types::time::Mono;
 
 /// A guest that needs nobody any more.
@@ -171,7 +170,7 @@ fn huge(process: &Process, memory: &GuestMemory, attached: &Attached, locked: bo
 }
 
 /// The source has freed its side, or was lost after it had heard that it may.
-fn finish(session: &Session) {
+pub(super) fn finish(session: &Session) {
     session.files.remove_tables(session.node.disk());
     // An operator may have ended the VM meanwhile.
     let here = |vm: &VmRecord| {
@@ -183,13 +182,8 @@ fn finish(session: &Session) {
             tracing::warn!(error = chain(&error), "could not update the VM's record");
         }
     }
-    let prepare = &session.journal.record().prepare;
-    let mut report =
-        Report { schema: 1, id: session.id.to_string(), vm: prepare.vm.clone(), ..Report::default() };
-    report.source.clone_from(&prepare.source);
+    let mut report = session.journal.record().report();
     report.destination.clone_from(&session.node.config.node);
-    prepare.backing.name().clone_into(&mut report.memory);
-    report.mode = session.journal.record().mode.map(|m| m.to_string()).unwrap_or_default();
     report.faults = session.files.memory.latencies.stats();
     report.slowest_faults = session.files.memory.slowest_faults();
     report.visit = session.journal.record().complete.as_ref().and_then(|figures| figures.visit);

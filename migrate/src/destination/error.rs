@@ -14,9 +14,10 @@ use vmove_qmp::process::ProcessError;
 use vmove_qmp::switchover::SwitchoverError;
 use vmove_types::problem::Problem;
 
+use crate::homes::NotHome;
 use crate::ownership::{DestinationState, IllegalStep};
 use crate::pending::WireSetError;
-use crate::vmm::{FaultsError, NotReady};
+use crate::vmm::{FaultsError, NotReady, TakeHomeError};
 
 /// What ends a session, or its work with one source connection. Each message says that it is about the destination.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +103,10 @@ pub(crate) enum VmFilesError {
     NotExpected(String),
     #[error("The source's command line cannot be used at the destination")]
     CommandLine(#[from] CommandLineError),
+    #[error(transparent)]
+    NotHome(#[from] NotHome),
+    #[error("Could not give the guest its memory of before the visit ({})", path.display())]
+    Kept { path: PathBuf, source: io::Error },
     #[error("Could not make the folder {} at the destination", path.display())]
     Folder { path: PathBuf, source: io::Error },
     #[error("Could not prepare memory for the guest at the destination")]
@@ -152,6 +157,12 @@ pub(super) enum LaunchError {
     Memory(#[from] MemoryError),
     #[error("It does not let its disks be written by the source")]
     Exports(#[source] QmpError),
+    #[error("It could not be given the memory that the guest has left at home")]
+    TakeHome(#[from] TakeHomeError),
+    #[error(
+        "It touched the memory that the guest has left at home before its page faults were taken, and may have written to it: the guest can only stay where it is"
+    )]
+    TouchedHome,
     #[error("The session ended while it was being started")]
     SessionEnded,
     #[error("A task ended without a result")]

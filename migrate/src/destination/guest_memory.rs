@@ -44,15 +44,20 @@ pub(super) struct GuestMemory {
     pub waiting: WaitingFaults,
     pub hashes: Option<PageHashes>,
     pub comparing: Comparing,
+    /// Of a guest that visits.
+    pub demand: OnDemand,
     /// Whole folios can be mapped at a stroke. Given up for good when the kernel has to move memory for it: that is slower.
     whole_folios: AtomicBool,
 }
 
-/// What a thread does when the kernel maps nothing because QEMU is giving memory back (`EAGAIN` of `UFFDIO_CONTINUE`): QEMU goes on when
-/// the event has been read that says so.
+/// What is special to the thread that maps.
 pub(super) trait Events {
-    /// Called again and again until the page can be mapped.
+    /// The kernel maps nothing because QEMU is giving memory back (`EAGAIN` of `UFFDIO_CONTINUE`): QEMU goes on when the event has been
+    /// read that says so. Called again and again until the page can be mapped.
     fn pending(&mut self) -> Result<(), PageError>;
+
+    /// A fault has been answered.
+    fn answered(&mut self, fault: Answered);
 }
 
 /// The fault thread reads events. It never waits for who uses this, so the wait ends.
@@ -103,6 +108,7 @@ impl GuestMemory {
             served_since: OnceLock::new(),
             waiting: WaitingFaults::default(),
             comparing: Comparing::default(),
+            demand: OnDemand::default(),
             // A page must be hashed before the guest can change it, and a folio is mapped as a whole.
             whole_folios: AtomicBool::new(hashes.is_none()),
             hashes,
@@ -153,6 +159,7 @@ impl GuestMemory {
 
     /// The final set has been applied: from here on pages are claimed, served and mapped.
     pub(super) fn begin_serving(&self) {
+        self.served_since.get_or_init(Mono::now);
         self.serving.store(true, Ordering::Release);
         self.wake();
     }
@@ -206,6 +213,10 @@ impl GuestMemory {
             hashes.give_up(block, run);
         }
         of.table.mark_discarded(run);
+        if self.demand.is_active() {
+            // It is zero here now, and is not at home: it goes there as what was touched does. A fault on it finds the hole.
+            of.table.mark_mapped(run);
+        }
     }
 
     /// Tells the table that a page's bytes have landed; maps it if a thread waits for it.
@@ -219,9 +230,13 @@ impl GuestMemory {
         match landing {
             Landing::Ready { wanted } => {
                 if wanted {
+                    let arrived = Mono::now();
                     self.map(block, PageRun::new(page, 1), events)?;
-                    let now = Mono::now();
-                    self.waiting.served(block, page, |since| self.latencies.record(now.since(since)));
+                    let mapped = Mono::now();
+                    self.waiting.served(block, page, |since| {
+                        self.latencies.record(mapped.since(since));
+                        events.answered(Answered { block, page, since, asked: None, arrived, mapped });
+                    });
                 }
                 Ok(true)
             }
@@ -230,7 +245,11 @@ impl GuestMemory {
                 let run = PageRun::new(page, 1);
                 let of = &self.blocks[block];
                 of.mapping().zero(run).map_err(|e| of.file_error(e))?;
-                self.landed(block, page, ticket.zero(), events)
+                let landed = self.landed(block, page, ticket.zero(), events);
+                if self.demand.is_active() {
+                    of.table.mark_mapped(run);
+                }
+                landed
             }
         }
     }
@@ -245,6 +264,10 @@ impl GuestMemory {
             hashes.take(block, of.mapping(), run);
         }
         let bytes = of.page_size.range_of(run);
+        if self.demand.is_active() {
+            // Before it can be written: who goes home with what was touched must not miss it.
+            of.table.mark_mapped(run);
+        }
         for mapping in attached.mappings.iter().filter(|m| m.file_index == block) {
             if let Some(part) = mapping.file_range().intersection(bytes) {
                 self.map_part(of, &attached.context, mapping, part, events)?;
@@ -389,7 +412,7 @@ impl GuestMemory {
             }
             let mut result = Ok(());
             ticket.zero(|page, landing| {
-                if let Err(e) = self.landed(block, page, landing, &mut ReadElsewhere::default()) {
+                if let Err(e) = self.landed(block, page, landing, &mut ReadElsewhere::of(self)) {
                     result = Err(e);
                 }
             });

@@ -1,17 +1,20 @@
 //! Starting the destination QEMU and taking its page faults, before the source is stopped.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vmove_memory::PageRun;
+use vmove_memory::{PageRun, RamFile};
 use vmove_qmp::RunLayout;
 use vmove_qmp::disks::ExportOrder;
 
 use super::disk_wires;
 use super::error::LaunchError;
 use super::guest_memory::GuestMemory;
-use crate::vmm::{ArrivingMonitor, Attached, QemuHandle, Vmm};
+use super::homecoming;
+use crate::vmm::{ArrivingMonitor, Attached, QemuHandle, TakeHomeError, Vmm};
+use vmove_node::disk::Disk;
 use vmove_node::record::VmRecord;
 use vmove_types::time::Mono;
 
@@ -47,13 +50,31 @@ pub(super) struct LaunchOrder {
     pub images: Vec<ExportOrder>,
     /// A QEMU of libvirt's, which waits already.
     pub waits: Option<VmRecord>,
+    /// Of a guest that comes home: what QEMU is started with in the place of its memory.
+    pub stand_ins: Vec<RamFile>,
+    /// The paths of its RAM files.
+    pub ram: Vec<PathBuf>,
+    pub disk: Arc<dyn Disk>,
     /// Told as soon as there is a process: it must be ended if anything fails afterwards.
     pub started: tokio::sync::oneshot::Sender<Arc<dyn QemuHandle>>,
 }
 
 /// Starts QEMU, prepares it for device state, attaches.
 pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, LaunchError> {
-    let LaunchOrder { vmm, command, layout, memory, vm, locked, images, waits, started } = order;
+    let LaunchOrder {
+        vmm,
+        command,
+        layout,
+        memory,
+        vm,
+        locked,
+        images,
+        waits,
+        stand_ins,
+        ram,
+        disk,
+        started,
+    } = order;
     let disks = disk_wires::socket(&layout);
     let RunLayout { vm_dir, qmp_socket, .. } = layout;
     let gib = memory.blocks.iter().map(|b| b.file.len().0).sum::<u64>() >> 30;
@@ -71,6 +92,11 @@ pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, LaunchError> 
     }
     let monitor = process.make_ready(&qmp_socket, limit).await?;
     let listens = Mono::now();
+    let comes_home = !stand_ins.is_empty();
+    if comes_home {
+        monitor.take_home(process.pid(), &stand_ins, &memory.files()).await?;
+        homecoming::settle(&*disk, &ram).map_err(TakeHomeError::Rename)?;
+    }
     if !images.is_empty() {
         monitor.export_disks(&disks, &images).await.map_err(LaunchError::Exports)?;
     }
@@ -89,6 +115,9 @@ pub(super) async fn launch(order: LaunchOrder) -> Result<Launched, LaunchError> 
         Ok::<_, LaunchError>(taken)
     });
     let taken = taking.await??;
+    if comes_home && !taken.touched.is_empty() {
+        return Err(LaunchError::TouchedHome);
+    }
     tracing::info!(
         pid = process.pid(),
         listens_ms = listens.ms_since(begun).round(),

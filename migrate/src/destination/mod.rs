@@ -5,6 +5,7 @@
 //! [`session`]. Bulk readers ([`fill`]) and the fault thread ([`faults`]) move pages; [`launch`] starts QEMU; [`guest_memory`] knows
 //! where each page stands. What survives a kill of the daemon is in the journal, in the page tables and in QEMU itself.
 
+mod arrived;
 mod block;
 mod comparing;
 mod complete;
@@ -17,11 +18,13 @@ mod faults;
 mod fill;
 mod filling;
 mod guest_memory;
+mod homecoming;
 mod huge_pages;
 mod images;
 mod launch;
 mod loaded;
 mod monitor;
+mod on_demand;
 mod owner;
 mod page_connections;
 mod page_messages;
@@ -44,3 +47,8 @@ use vmove_node::peer::SessionId;
 
 pub(crate) use session::Arrival;
 pub(crate) use setup::{adopt, discard, enter_again, remove_ended, serve_new, tidy};
+
+/// The page map of a RAM block of the guest that a session brings, or has brought, here.
+pub(crate) fn table_path(dir: &Path, id: SessionId, block: usize) -> PathBuf {
+    guest_memory::GuestMemory::table_path(dir, id, block)
+}

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::block::Block;
-use super::complete::{Complete, make_huge};
+use super::complete::{Complete, finish, make_huge};
 use super::devices::{Given, Giving, Next, Others, Script};
 use super::error::DestinationError;
 use super::exports::Flushing;
@@ -20,9 +20,11 @@ use crate::devices::{missing, told};
 use crate::owed::TRY_AGAIN;
 use crate::ownership::DestinationEvent;
 use crate::proto::message::{self, DestinationStand, Running, SourceStand, ToDestination, ToSource};
+use crate::visits::VisitStand;
 use crate::vmm::QemuHandle;
 use vmove_types::problem::chain;
-use vmove_types::progress::{Outcome, Phase};
+use vmove_types::progress::{Outcome, Phase, VISIT};
+use vmove_types::report::VisitEnd;
 use vmove_types::time::Mono;
 
 /// A guest that is ours and lacks pages.
@@ -45,6 +47,10 @@ pub(super) struct Owner {
     flushing: Flushing,
     /// What is known of the other guests of its group.
     others: watch::Sender<Others>,
+    /// Of a guest that came for a visit: what is said of that.
+    visit: Option<watch::Receiver<VisitStand>>,
+    /// How that has ended.
+    visit_end: Option<VisitEnd>,
 }
 
 /// Whether the guest runs here.
@@ -80,7 +86,21 @@ impl Owner {
         let (giving, others) = (Giving::NotYet, watch::Sender::new(Others::Unknown));
         let flushing = Flushing::NotYet;
         let (figures, tried, runs_since) = (None, None, None);
-        Self { process, guest, state_bytes, hashes, figures, tried, runs_since, giving, flushing, others }
+        let (visit, visit_end) = (None, None);
+        Self {
+            process,
+            guest,
+            state_bytes,
+            hashes,
+            figures,
+            tried,
+            runs_since,
+            giving,
+            flushing,
+            others,
+            visit,
+            visit_end,
+        }
     }
 
     /// Goes on until every page is here, over as many connections as it takes. `None` if the session has ended.
@@ -89,6 +109,17 @@ impl Owner {
         session: &mut Session,
         mut control: Option<Control>,
     ) -> Option<(Complete, Control)> {
+        let record = session.journal.record();
+        if record.is_visit() {
+            session.publisher.update(|p| p.mode = Some(VISIT.to_owned()));
+            self.visit = Some(session.node.visits.listen(record.id));
+        } else if record.stays {
+            self.visit_end = Some(VisitEnd::Stayed);
+        }
+        if let Some(home) = record.prepare.home {
+            // The session of its visit, which is here, too, keeps nothing for it any more.
+            session.node.visits.tell(home.visit, VisitStand::WentHome);
+        }
         loop {
             if control.is_none()
                 && let Err(end) = self.see_to_devices(session).await
@@ -96,10 +127,16 @@ impl Owner {
                 // It is tried again with the source.
                 tracing::debug!(why = end.why(), "the guest is not whole yet");
             }
+            if control.is_none() && self.is_away() {
+                // Its home is not needed any more: it asks, and is answered from the journal.
+                self.end_without_home(session).await;
+                return None;
+            }
             let mut open = match control.take() {
                 Some(open) => open,
                 None => match session.wait_for_source(self.needed()).await {
                     Waited::Source(control) => control,
+                    Waited::QemuEnded(_) if self.ended_on_visit() => continue,
                     Waited::QemuEnded(error) => {
                         session.give_up_owned(chain(&error));
                         return None;
@@ -120,6 +157,10 @@ impl Owner {
             };
             if let End::Lost(_) = end {
                 session.reconnecting(&end);
+                continue;
+            }
+            if self.ended_on_visit() {
+                control = Some(open);
                 continue;
             }
             open.tell_failure(&end).await;
@@ -157,6 +198,7 @@ impl Owner {
             session.start_readers()?;
             tokio::select! {
                 biased;
+                stand = said_of(&mut self.visit), if self.visit_end.is_none() => self.visit_is(stand, session)?,
                 news = self.guest.news() => match news? {
                     News::Answers(monitor) => self.connected(session, monitor),
                     News::Runs(resumed) => self.runs(session, control, resumed).await?,
@@ -171,6 +213,52 @@ impl Owner {
                 event = session.next(control) => self.event(event?, session, control).await?,
             }
         }
+    }
+
+    /// The guest of a visit is not here any more.
+    const fn is_away(&self) -> bool {
+        matches!(self.visit_end, Some(VisitEnd::Home | VisitEnd::Ended))
+    }
+
+    /// Writes down that the visit has ended, and ends its session.
+    async fn end_without_home(&mut self, session: &mut Session) {
+        loop {
+            match self.whole_by_journal(session) {
+                Ok(Some(_)) => return finish(session),
+                Ok(None) => tokio::time::sleep(TRY_AGAIN).await,
+                Err(end) => return session.give_up_owned(end.why()),
+            }
+        }
+    }
+
+    /// Looks whether QEMU has ended here while the guest was on a visit: then it needs nothing of its home any more. False if it was told before.
+    fn ended_on_visit(&mut self) -> bool {
+        if self.visit.is_none() || self.visit_end.is_some() || self.process.alive() {
+            return false;
+        }
+        let went = self.visit.as_ref().is_some_and(|visit| *visit.borrow() == VisitStand::WentHome);
+        let end = if went { VisitEnd::Home } else { VisitEnd::Ended };
+        tracing::info!(?end, "the guest's QEMU has ended after its visit, or in it");
+        self.visit_end = Some(end);
+        true
+    }
+
+    /// What was said of a visit.
+    fn visit_is(&mut self, stand: VisitStand, session: &mut Session) -> Result<(), DestinationError> {
+        if stand == VisitStand::WentHome {
+            self.visit_end = Some(VisitEnd::Home);
+        }
+        if stand == VisitStand::Stays {
+            // Written down first: it is not begun twice, but a daemon started anew goes on with it.
+            session.write(|r| r.stays = true)?;
+            (self.visit, self.visit_end) = (None, Some(VisitEnd::Stayed));
+            let mode = session.journal.record().mode.map(|mode| mode.to_string());
+            session.publisher.update(|p| p.mode = mode);
+            session.files.memory.demand.end();
+            session.pages.fill().iter().for_each(|fill| fill.queue.wake());
+            tracing::info!("the guest stays: the rest of its memory is fetched");
+        }
+        Ok(())
     }
 
     /// Once every page is here, the guest gets its devices.
@@ -230,7 +318,8 @@ impl Owner {
             return Ok(());
         }
         let left = session.files.memory.left();
-        if left == 0 && session.files.memory.hashes.is_none() {
+        // Of a visit it is to be seen what the guest touches.
+        if left == 0 && session.files.memory.hashes.is_none() && self.visit.is_none() {
             // Nothing is missing: no page needs us, and QEMU's mappings become huge by ordinary faults.
             end_page_service(session)?;
         }
@@ -276,7 +365,9 @@ impl Owner {
             }
             Some(Event::Tick) => {
                 session.look_at_source(control)?;
-                self.needed().map_or(Ok(()), qemu_lives)?;
+                if !self.ended_on_visit() {
+                    self.needed().map_or(Ok(()), qemu_lives)?;
+                }
                 session.tell_progress(control).await?;
             }
             _ => {}
@@ -315,6 +406,14 @@ impl Owner {
     /// What the source is told when every page is here, and compared if that was asked for.
     async fn whole(&mut self, session: &mut Session) -> Result<Option<message::Complete>, End> {
         let memory = Arc::clone(&session.files.memory);
+        if self.visit.is_some() {
+            if self.visit_end.is_none() {
+                return Ok(None);
+            }
+            // Its QEMU here has ended, or will: nothing is to be undone in it.
+            session.pages.end_for_good();
+            return Ok(Some(self.figures_of(session)));
+        }
         // A daemon started anew that finds Complete does not look whether the guest was resumed.
         let unsettled = !matches!(self.guest, Guest::Settled);
         let unverified = memory.hashes.is_some() && !self.hashes.are_whole();
@@ -326,15 +425,20 @@ impl Owner {
         }
         let differing_pages = self.differing_pages(session).await;
         end_page_service(session)?;
-        Ok(Some(message::Complete {
+        Ok(Some(message::Complete { differing_pages, ..self.figures_of(session) }))
+    }
+
+    fn figures_of(&self, session: &Session) -> message::Complete {
+        let memory = &session.files.memory;
+        message::Complete {
             faults: memory.latencies.stats(),
             slowest_faults: memory.slowest_faults(),
             pages_zero: memory.blocks.iter().map(|b| b.table.counts().zero).sum(),
-            counted: session.pages.counted(&memory),
-            differing_pages,
+            counted: session.pages.counted(memory),
             state_bytes: self.state_bytes,
+            visit: self.visit_end,
             ..message::Complete::default()
-        }))
+        }
     }
 
     /// Hashes what has not been mapped yet and compares all with the source.
@@ -345,7 +449,7 @@ impl Owner {
         let compare = move || {
             let hashes = memory.hashes.as_ref()?;
             for (index, block) in memory.blocks.iter().enumerate() {
-                if memory.map_landed(index, 0..block.pages(), &mut ReadElsewhere::default()).is_err() {
+                if memory.map_landed(index, 0..block.pages(), &mut ReadElsewhere::of(&memory)).is_err() {
                     return None;
                 }
                 hashes.take_rest(index, &block.file, block.mapping());
@@ -380,7 +484,7 @@ impl Owner {
 
     /// Our QEMU, as long as pages are missing. Afterwards it is a VM like any other, which may end.
     fn needed(&self) -> Option<&dyn QemuHandle> {
-        if self.figures.is_none() { Some(&*self.process) } else { None }
+        if self.figures.is_none() && !self.is_away() { Some(&*self.process) } else { None }
     }
 
     /// Every page is here.
@@ -393,6 +497,19 @@ impl Owner {
         // Done with before the devices came.
         let is_huge = !figures.devices.is_empty() || figures.script.is_some();
         Complete { figures: Box::new(figures), is_huge }
+    }
+}
+
+/// How a visit stands, once others have said so. Never ends for a guest that came to stay. Cancel-safe.
+async fn said_of(visit: &mut Option<watch::Receiver<VisitStand>>) -> VisitStand {
+    let said = match visit {
+        // Acted on once: the next look finds no visit, or figures.
+        Some(told) => told.wait_for(|stand| *stand != VisitStand::Visits).await.ok().map(|stand| *stand),
+        None => None,
+    };
+    match said {
+        Some(stand) => stand,
+        None => std::future::pending().await,
     }
 }
 

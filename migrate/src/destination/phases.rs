@@ -40,8 +40,8 @@ pub(super) async fn run_from_loaded(session: &mut Session, loaded: Loaded, contr
 
 /// Runs the phases from Owner on. Without `control`, it waits for the source to dial again.
 pub(super) async fn run_from_owner(session: &mut Session, owner: Owner, control: Option<Control>) {
-    let Some((complete, control)) = owner.run(session, control).instrument(phase("Owner")).await else {
-        return;
-    };
-    complete.run(session, control).instrument(phase("Complete")).await;
+    if let Some((complete, control)) = owner.run(session, control).instrument(phase("Owner")).await {
+        complete.run(session, control).instrument(phase("Complete")).await;
+    }
+    session.node.visits.forget(session.journal.record().id);
 }

@@ -7,6 +7,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
 use tracing::Instrument as _;
 
+use super::arrived::arrived;
 use super::disk_wires::{self, DiskWires};
 use super::error::{DestinationError, PageError, PagesLost};
 use super::fill::FillEvent;
@@ -26,7 +27,7 @@ use crate::throttle::Throttle;
 use crate::vmm::QemuHandle;
 use vmove_node::journal::Journal;
 use vmove_node::peer::codec::CodecError;
-use vmove_node::peer::{BoxedStream, Channel, Hello, Link, LinkKind, SessionId};
+use vmove_node::peer::{BoxedStream, Channel, Hello, Link, LinkKind};
 use vmove_node::reservations::Reservation;
 use vmove_types::problem::chain;
 use vmove_types::progress::GuestPlace;
@@ -94,7 +95,6 @@ impl End {
 #[derive(Debug)]
 pub(super) struct Session {
     pub node: Arc<Node>,
-    pub id: SessionId,
     pub journal: Journal<DestinationRecord>,
     pub publisher: Publisher,
     /// Folder, RAM files and page tables of the VM.
@@ -339,10 +339,19 @@ impl Session {
         if control.heard.elapsed() > SILENCE_TIMEOUT {
             return Err(End::Lost(Lost::Silence));
         }
-        let counted = self.pages.counted(&self.files.memory);
-        let left = self.files.memory.is_serving().then_some(counted.pages_left * self.page_bytes());
-        self.publisher.landed(counted.landed_bytes, counted.wire_bytes, left);
+        self.publish_landed();
         Ok(())
+    }
+
+    /// Shows what has arrived.
+    pub(super) fn publish_landed(&self) {
+        let memory = &self.files.memory;
+        let counted = self.pages.counted(memory);
+        let left = memory.is_serving().then_some(counted.pages_left * self.page_bytes());
+        let faults = Some(memory.latencies.stats()).filter(|faults| faults.count > 0);
+        let arrived = arrived(&memory.blocks);
+        self.publisher.update(|p| (p.arrived, p.faults) = (arrived, faults));
+        self.publisher.landed(counted.landed_bytes, counted.wire_bytes, left);
     }
 
     pub(super) async fn tell_progress(&self, control: &mut Control) -> Result<(), CodecError> {

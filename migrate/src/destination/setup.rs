@@ -22,9 +22,10 @@ use super::vm_files::{self, VmFiles};
 use crate::check;
 use crate::devices::arrival;
 use crate::frames::Deliveries;
+use crate::history::homeward;
 use crate::node::Node;
 use crate::owed;
-use crate::ownership::{DestinationEvent, DestinationState};
+use crate::ownership::{DestinationEvent, DestinationState, SourceState};
 use crate::pending::WireSet;
 use crate::proto::message::{Accepted, Prepare, ToDestination, ToSource};
 use crate::publish::Publisher;
@@ -32,6 +33,7 @@ use crate::records::DestinationRecord;
 use crate::vmm::QemuHandle;
 use vmove_node::admission::Coming;
 use vmove_node::devices::DevicesError;
+use vmove_node::disk::remove_files;
 use vmove_node::journal::Journal;
 use vmove_node::peer::{BoxedStream, Caller, Channel, Hello, SessionId};
 use vmove_node::record::VmRecord;
@@ -132,10 +134,7 @@ pub(crate) async fn adopt(
     publisher: Publisher,
     arrivals: mpsc::Receiver<Arrival>,
 ) {
-    let record = journal.record();
-    let ended = record.vm.as_ref().is_some_and(|vm| node.config.vmm.has_ended(vm));
-    if record.state == DestinationState::Loaded && ended {
-        // It never ran the guest: a source that has committed takes it back when it hears of this.
+    if never_ran_and_ended(&node, journal.record()) {
         discard(&node, journal).await;
         return publisher.fail("QEMU has ended while there was no daemon", GuestPlace::Source, false);
     }
@@ -158,7 +157,8 @@ pub(crate) async fn adopt(
             session.publisher.reconnecting(chain(&DestinationError::StartedAnew));
             if state.may_run() {
                 session.publisher.enter(Phase::Fetch);
-                let guest = Guest::Unknown(connecting);
+                // One that is on its way home is let run by the session that takes it there, here or at home.
+                let guest = if goes_home(&session) { Guest::Settled } else { Guest::Unknown(connecting) };
                 let owner = Owner::new(process, guest, state_bytes, hashes);
                 phases::run_from_owner(&mut session, owner, None).await;
             } else {
@@ -167,8 +167,27 @@ pub(crate) async fn adopt(
                 phases::run_from_loaded(&mut session, loaded, None).await;
             }
         }
-        Err(error) => publisher.fail(chain(&error), GuestPlace::PausedAtDestination, false),
+        Err(error) => {
+            // It may have ended since it was looked for.
+            if never_ran_and_ended(&node, journal.record()) {
+                discard(&node, journal).await;
+                return publisher.fail(chain(&error), GuestPlace::Source, false);
+            }
+            publisher.fail(chain(&error), GuestPlace::PausedAtDestination, false);
+        }
     }
+}
+
+/// Whether the guest of a visit is being taken home, and may have been stopped for that.
+fn goes_home(session: &Session) -> bool {
+    let (node, id) = (&session.node, session.journal.record().id);
+    homeward(node.disk(), &node.config.sessions_dir, id).is_some_and(|r| r.state != SourceState::Warm)
+}
+
+/// Whether QEMU has ended without having run the guest: a source that has committed takes it back when it hears of that.
+fn never_ran_and_ended(node: &Node, record: &DestinationRecord) -> bool {
+    let ended = || record.vm.as_ref().is_some_and(|vm| node.config.vmm.has_ended(vm));
+    record.state == DestinationState::Loaded && ended()
 }
 
 /// A daemon that was killed after libvirt was let go on, and before it had the final set, knows of no page that it is current.
@@ -188,7 +207,7 @@ pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>
     let mut record = journal.record().clone();
     if record.vm.as_ref().is_some_and(|vm| vm.libvirt.is_some()) {
         // QEMU and its memory are libvirt's.
-        let left = !vm_files::remove_files(node.disk(), tables_of(node, &record));
+        let left = !remove_files(node.disk(), tables_of(node, &record));
         record.state = DestinationState::Gone;
         record.vm = None;
         record.note_removal(left);
@@ -207,7 +226,7 @@ pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>
         }
         record.leave_to(&later);
         let ours = record.vm.iter().flat_map(|vm| &vm.ram);
-        vm_files::remove_files(node.disk(), ours.map(|file| &file.path));
+        vm_files::remove_ram(node.disk(), ours);
     } else if let Some(vm) = &record.vm {
         let ended = end_left_qemu(node, vm).await;
         others_left |= !ended;
@@ -226,7 +245,7 @@ pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>
             );
         }
     }
-    others_left |= !vm_files::remove_files(node.disk(), tables_of(node, &record));
+    others_left |= !remove_files(node.disk(), tables_of(node, &record));
     record.state = DestinationState::Gone;
     record.note_removal(others_left);
     if journal.update_owing(|r| *r = record).is_err() {
@@ -242,7 +261,7 @@ fn tables_of(node: &Node, record: &DestinationRecord) -> Vec<std::path::PathBuf>
 
 /// After a kill between a session's last line in the journal and its last act.
 pub(crate) fn tidy(node: &Node, record: &DestinationRecord) {
-    vm_files::remove_files(node.disk(), tables_of(node, record));
+    remove_files(node.disk(), tables_of(node, record));
     let id = record.id.to_string();
     if let Ok(mut vm) = node.vms.get(&record.prepare.vm)
         && vm.session.as_ref() == Some(&id)
@@ -282,7 +301,7 @@ async fn open(
     (reserved, publisher): (Reservation, Publisher),
     arrivals: mpsc::Receiver<Arrival>,
 ) -> Result<(Session, Accepted), Box<(Publisher, OpenError)>> {
-    match room(&node, id, prepare).await {
+    match room(&node, (id, publisher.began_at()), prepare).await {
         Ok((files, journal, accepted)) => {
             Ok((session(node, journal, (reserved, publisher), files, arrivals), accepted))
         }
@@ -294,7 +313,7 @@ async fn open(
 /// not find. Nothing is left if that fails.
 async fn room(
     node: &Node,
-    id: SessionId,
+    (id, began_at): (SessionId, Option<String>),
     mut prepare: Prepare,
 ) -> Result<(VmFiles, Journal<DestinationRecord>, Accepted), OpenError> {
     let asked = check::destination::asked_of(&prepare);
@@ -337,6 +356,7 @@ async fn room(
     };
     let record = DestinationRecord {
         id,
+        began_at,
         prepare,
         state: DestinationState::Filling,
         vm: Some(vm),
@@ -352,6 +372,7 @@ async fn room(
         folder_is_ours: plan.folder_is_ours,
         missing: Vec::new(),
         images: Vec::new(),
+        stays: false,
     };
     let (dir, disk) = (node.session_dir(id), node.disk());
     let path = dir.join("destination.jsonl");
@@ -436,8 +457,8 @@ fn session(
 ) -> Session {
     room.in_files(files.ram.iter().map(|file| file.path.clone()).collect());
     let pages = PageConnections::new(node.config.bulk_connections, node.config.vmm.page_workers());
-    let (id, deliveries, disks) = (journal.record().id, Deliveries::default(), DiskWires::default());
-    Session { id, node, journal, publisher, files, room, pages, arrivals, deliveries, disks }
+    let (deliveries, disks) = (Deliveries::default(), DiskWires::default());
+    Session { node, journal, publisher, files, room, pages, arrivals, deliveries, disks }
 }
 
 /// Ends the QEMU that an earlier process of this daemon had started for a session that is no more, also when that process was

@@ -10,16 +10,18 @@ use vmove_qmp::cmdline::{DestinationCommand, RunLayout};
 use super::block::Block;
 use super::error::VmFilesError;
 use super::guest_memory::GuestMemory;
+use super::homecoming;
 use crate::command::derive_command;
 use crate::node::Node;
 use crate::pending::WireSet;
 use crate::proto::message::{BlockInfo, Prepare};
 use crate::records::DestinationRecord;
 use crate::vmm::Vmm;
-use vmove_node::disk::Disk;
+use vmove_node::disk::{Disk, remove_files};
 use vmove_node::latency::Latencies;
 use vmove_node::peer::SessionId;
 use vmove_node::record::{RamFileRecord, VmRecord};
+use vmove_types::spec::Visit;
 
 /// A place for a VM that is not there yet.
 #[derive(Debug)]
@@ -35,6 +37,8 @@ pub(super) struct VmFiles {
     pub locked: bool,
     /// QEMU and files are libvirt's, and were there before: neither is started, made or removed.
     pub of_libvirt: bool,
+    /// Of a guest that comes home: files that its QEMU starts with, and in whose place it is given its memory.
+    pub stand_ins: Vec<RamFile>,
     folder_is_ours: bool,
 }
 
@@ -49,6 +53,8 @@ pub(super) struct Plan {
     command: Option<DestinationCommand>,
     /// That QEMU.
     pub waits: Option<VmRecord>,
+    /// What this node has kept of a guest that comes home, in the order of its RAM blocks.
+    kept: Vec<PathBuf>,
 }
 
 /// Says which files the room will consist of, so that they can be written down before the first of them is made.
@@ -64,7 +70,8 @@ pub(super) fn plan(node: &Node, prepare: &Prepare) -> Result<Plan, VmFilesError>
     };
     let ram = prepare.blocks.iter().map(find).collect::<Result<_, VmFilesError>>()?;
     let folder_is_ours = !node.disk().exists(&layout.vm_dir);
-    Ok(Plan { layout, ram, folder_is_ours, command: Some(command), waits: None })
+    let kept = crate::homes::kept_memory(node, prepare)?;
+    Ok(Plan { layout, ram, folder_is_ours, command: Some(command), waits: None, kept })
 }
 
 /// The files that libvirt's QEMU has, in the order of the source's blocks.
@@ -77,7 +84,7 @@ fn plan_of_libvirt(node: &Node, prepare: &Prepare, domain: &str) -> Result<Plan,
     };
     let ram = prepare.blocks.iter().map(find).collect::<Result<_, VmFilesError>>()?;
     let layout = layout_of_libvirt(node, &waits);
-    Ok(Plan { layout, ram, folder_is_ours: false, command: None, waits: Some(waits) })
+    Ok(Plan { layout, ram, folder_is_ours: false, command: None, waits: Some(waits), kept: Vec::new() })
 }
 
 fn layout_of_libvirt(node: &Node, vm: &VmRecord) -> RunLayout {
@@ -93,7 +100,7 @@ pub(super) fn make(
     plan: Plan,
     held: Vec<WireSet>,
 ) -> Result<VmFiles, VmFilesError> {
-    let Plan { layout, ram, folder_is_ours, command, waits } = plan;
+    let Plan { layout, ram, folder_is_ours, command, waits, kept } = plan;
     let (disk, vmm) = (node.disk(), &*node.config.vmm);
     let mut undo = Undo { disk, files: Vec::new(), folder: None };
     if waits.is_none() {
@@ -104,7 +111,7 @@ pub(super) fn make(
         opened.map_err(|source| VmFilesError::Folder { path: layout.vm_dir.clone(), source })?;
     }
     let page_maps = vmm.page_map_dir(&node.page_map_dir())?;
-    let (mut blocks, mut tables) = (Vec::new(), Vec::new());
+    let (mut blocks, mut tables, mut stand_ins) = (Vec::new(), Vec::new(), Vec::new());
     for (index, (info, record)) in prepare.blocks.iter().zip(&ram).enumerate() {
         let file = if waits.is_some() {
             RamFile::open(&record.path)?
@@ -125,11 +132,21 @@ pub(super) fn make(
         let path = GuestMemory::table_path(&page_maps, id, index);
         let table = PageTable::create(&path, file.pages())?;
         undo.files.push(path.clone());
-        blocks.push(Block::new(file, table)?);
+        if let Some(kept) = kept.get(index) {
+            undo.files.push(homecoming::beside(&record.path));
+            let home = homecoming::link(kept, &record.path)?;
+            blocks.push(Block::at_home(home, table)?);
+            stand_ins.push(file);
+        } else {
+            blocks.push(Block::new(file, table)?);
+        }
         tables.push(path);
     }
     undo.done();
     let memory = Arc::new(GuestMemory::new(blocks, prepare.spec.verify, latencies(node)));
+    if prepare.spec.visit == Visit::Go {
+        memory.demand.begin();
+    }
     let (locked, argv) = command.map_or((false, Vec::new()), |command| (command.locks_memory, command.argv));
     Ok(VmFiles {
         layout,
@@ -140,6 +157,7 @@ pub(super) fn make(
         tables,
         memory,
         held,
+        stand_ins,
         folder_is_ours,
     })
 }
@@ -181,11 +199,14 @@ pub(super) fn find(
     }
     // Hashes of pages that are mapped already are lost with the process that took them: a recovered session is not verified.
     let memory = Arc::new(GuestMemory::new(blocks, false, latencies(node)));
+    if record.is_visit() {
+        memory.demand.begin();
+    }
     let (locked, argv) = command.map_or((false, Vec::new()), |command| (command.locks_memory, command.argv));
     let command = vmove_node::layout::with_environment(argv, &prepare.environment);
     let (ram, folder_is_ours) = (ram.to_vec(), *folder_is_ours);
-    let (of_libvirt, held) = (of_libvirt.is_some(), Vec::new());
-    Ok(VmFiles { layout, command, ram, tables, memory, held, locked, of_libvirt, folder_is_ours })
+    let (of_libvirt, held, stand_ins) = (of_libvirt.is_some(), Vec::new(), Vec::new());
+    Ok(VmFiles { layout, command, ram, tables, memory, held, locked, of_libvirt, stand_ins, folder_is_ours })
 }
 
 fn latencies(node: &Node) -> Latencies {
@@ -210,11 +231,16 @@ impl VmFiles {
     }
 }
 
+/// Removes RAM files, and what a guest that was to come home had beside them.
+pub(super) fn remove_ram<'a>(disk: &dyn Disk, ram: impl IntoIterator<Item = &'a RamFileRecord>) {
+    for file in ram {
+        remove_files(disk, [&file.path, &homecoming::beside(&file.path)]);
+    }
+}
+
 /// Removes what a VM has that never ran here: its memory and its folder. Of a folder that is not to be removed, only the socket goes.
 pub(super) fn remove_of(disk: &dyn Disk, ram: &[RamFileRecord], socket: &Path, folder: Option<&PathBuf>) {
-    for file in ram {
-        remove_files(disk, [&file.path]);
-    }
+    remove_ram(disk, ram);
     let Some(folder) = folder else {
         remove_files(disk, [socket]);
         return;
@@ -225,21 +251,6 @@ pub(super) fn remove_of(disk: &dyn Disk, ram: &[RamFileRecord], socket: &Path, f
         }
         _ => {}
     }
-}
-
-/// Removes files. False if one of them is still there.
-pub(super) fn remove_files(disk: &dyn Disk, paths: impl IntoIterator<Item = impl AsRef<Path>>) -> bool {
-    let mut removed = true;
-    for path in paths {
-        match disk.remove_file(path.as_ref()) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(path = %path.as_ref().display(), %error, "could not remove");
-                removed = false;
-            }
-            _ => {}
-        }
-    }
-    removed
 }
 
 struct Undo<'a> {

@@ -17,7 +17,7 @@ use crate::group::record::{CalledOff, GroupRecord, GroupState, MemberRecord, gro
 use vmove_node::journal::Journal;
 use vmove_node::peer::{PeerTarget, SessionId};
 use vmove_types::group::GroupReport;
-use vmove_types::spec::MigrationSpec;
+use vmove_types::spec::{MigrationSpec, Visit};
 
 /// A VM that is to move with others.
 #[derive(Debug, Clone)]
@@ -62,6 +62,7 @@ impl Engine {
             spec: member.spec.clone(),
             group: Some(id),
             member: Some(Arc::new(place)),
+            home: None,
         });
         let new: Vec<New> = new.collect();
         // Before its members' journals, which name it.
@@ -193,6 +194,10 @@ fn check(members: &[GroupMember]) -> Result<(), EngineError> {
     for (index, member) in members.iter().enumerate() {
         let vm = &member.vm;
         member.spec.validate().map_err(|why| EngineError::BadSpec(format!("{vm}: {why}")))?;
+        if member.spec.visit != Visit::No {
+            let why = format!("{vm}: visit: a guest visits alone, and a group moves for good");
+            return Err(EngineError::BadSpec(why));
+        }
         if members[..index].iter().any(|other| other.vm == *vm) {
             return Err(EngineError::BadSpec(format!("members: expected each VM once, found {vm} again")));
         }

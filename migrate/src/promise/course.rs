@@ -73,11 +73,16 @@ struct Run {
     rounds: u32,
 }
 
+/// Pre-copy does not converge. Why, for people.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Diverges(pub String);
+
 /// How a migration in this mode would go.
 ///
 /// # Errors
-/// Pre-copy does not converge. Why.
-pub fn course(mode: Mode, outlook: &Outlook) -> Result<Course, String> {
+/// [`Diverges`].
+pub fn course(mode: Mode, outlook: &Outlook) -> Result<Course, Diverges> {
     let at_ms = outlook.beside.setup_ms;
     let mut run =
         Run { mode, outlook: *outlook, at_ms, sent: 0.0, left: outlook.content_bytes.max(0.0), rounds: 0 };
@@ -130,7 +135,7 @@ impl Run {
             && plan::stop_at_once(self.outlook.pages_in_pause_ms, standing, dirty, SAMPLE).is_some()
     }
 
-    fn rounds(&mut self) -> Result<(), String> {
+    fn rounds(&mut self) -> Result<(), Diverges> {
         loop {
             let bytes = self.left;
             let took = self.ms(bytes) + ROUND_MS;
@@ -142,7 +147,7 @@ impl Run {
                 Next::Round if self.is_out_of_time(bytes) => return Ok(()),
                 Next::Round => {}
                 Next::Stop(_) => return Ok(()),
-                Next::GiveUp(why) => return Err(why),
+                Next::GiveUp(why) => return Err(Diverges(why)),
             }
         }
     }
@@ -190,7 +195,7 @@ impl Run {
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of memory, not negative")]
-fn whole(bytes: f64) -> u64 {
+pub(super) fn whole(bytes: f64) -> u64 {
     bytes as u64
 }
 
@@ -229,7 +234,7 @@ pub(super) mod tests {
     #[test]
     fn a_busy_guest_does_not_converge_by_precopy_and_pauses_shortly_otherwise() {
         let busy = outlook(2e9, 2e9, 2e9, 1e9);
-        assert!(course(Mode::Precopy, &busy).unwrap_err().contains("does not converge"));
+        assert!(course(Mode::Precopy, &busy).unwrap_err().0.contains("does not converge"));
         let hybrid = course(Mode::Hybrid, &busy).unwrap();
         let post = course(Mode::Postcopy, &busy).unwrap();
         assert!((hybrid.pause_ms - 10.0).abs() < 1e-9 && (post.pause_ms - 10.0).abs() < 1e-9);

@@ -6,7 +6,8 @@
 mod course;
 mod writes;
 
-pub use course::{Beside, Course, Outlook, course};
+use course::whole;
+pub use course::{Beside, Course, Diverges, Outlook, course};
 pub use writes::Writes;
 
 use vmove_types::goal::{Goal, Goals};
@@ -184,11 +185,6 @@ fn short(ms: f64) -> String {
 fn roomy(ms: f64) -> String {
     let ms = ms * ROOM;
     if ms >= 1000.0 { format!("{:.0}s", (ms / 1000.0).ceil()) } else { format!("{:.0}ms", ms.ceil()) }
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of memory, not negative")]
-fn whole(bytes: f64) -> u64 {
-    bytes as u64
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use vmove_types::Backing;
 
 use crate::pending::{PageSet, WirePart, WireSet};
 use crate::taps::Tap;
-use vmove_node::peer::Token;
+use vmove_node::peer::{SessionId, Token};
 use vmove_types::check::Blocker;
 use vmove_types::device::DeviceChoice;
 use vmove_types::report::{FaultStats, Report, SlowFault, VisitEnd};
@@ -79,6 +79,18 @@ pub struct Prepare {
     /// UUID of a libvirt domain: its QEMU waits at the destination already, and libvirt decides on which side the guest runs.
     #[serde(default)]
     pub libvirt: Option<String>,
+    /// The guest comes back from a visit: the destination is its home, which has kept its memory.
+    #[serde(default)]
+    pub home: Option<Home>,
+}
+
+/// A visit, named by both of its nodes alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Home {
+    /// Its session.
+    pub visit: SessionId,
+    /// The secret of that.
+    pub token: Token,
 }
 
 /// A tap of the guest at the source.
@@ -409,6 +421,9 @@ pub struct Complete {
     /// From RESUME until the guest's addresses were announced, in milliseconds.
     #[serde(default)]
     pub announced_ms: Option<f64>,
+    /// How the guest's visit ended, if it was one: unless it stayed, what it had not touched has never been there.
+    #[serde(default)]
+    pub visit: Option<VisitEnd>,
 }
 
 /// What came of a device at the destination.

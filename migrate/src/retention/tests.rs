@@ -48,6 +48,7 @@ pub(crate) fn at_source(dir: &Path, state: SourceState, freed: bool, untold: boo
         detached: Detached::default(),
         missing: Vec::new(),
         disks: Vec::new(),
+        home: None,
         group: None,
         report: Report::default(),
     };
@@ -77,12 +78,14 @@ pub(crate) fn prepare() -> Prepare {
         taps: Vec::new(),
         in_group: false,
         libvirt: None,
+        home: None,
     }
 }
 
 pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool) {
     let record = DestinationRecord {
         id: SessionId::random(),
+        began_at: None,
         prepare: prepare(),
         state,
         vm: Some(vm()),
@@ -98,6 +101,7 @@ pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool
         folder_is_ours: false,
         missing: Vec::new(),
         images: Vec::new(),
+        stays: false,
     };
     Journal::create(&dir.join("destination.jsonl"), record).unwrap();
 }

@@ -92,6 +92,7 @@ pub(super) fn prepare_message(
         taps: crate::check::network::places(facts, vm.pid.unsigned_abs()),
         in_group: false,
         libvirt: vm.libvirt.clone(),
+        home: None,
     }
 }
 
@@ -161,6 +162,7 @@ impl Asking {
             false,
         );
         prepare.in_group = session.member.is_some();
+        prepare.home = record.home;
         // Goals are this side's, and it may have chosen the mode by them.
         prepare.spec.goals = Goals::default();
         if session.steering.is_some() {
@@ -177,8 +179,12 @@ impl Asking {
             Heard::PagesRenewed => return Err(no_answer().into()),
         };
         let (vm, vmm) = (session.vm().clone(), Arc::clone(&session.node.config.vmm));
-        let memory =
-            spawn_blocking(move || SourceMemory::open(&*vmm, &vm)).await.map_err(SourceError::from)?;
+        let (home, dir) = (session.journal.record().home, session.node.page_map_dir());
+        let open = move || match home {
+            Some(home) => SourceMemory::open_of_visit(&*vmm, &vm, &dir, home.visit),
+            None => SourceMemory::open(&*vmm, &vm),
+        };
+        let memory = spawn_blocking(open).await.map_err(SourceError::from)?;
         let memory = memory.map_err(SourceError::memory("open the guest's memory"))?;
         note(session, &accepted, &memory)?;
         note_disks(session, &self.guest.disks)?;

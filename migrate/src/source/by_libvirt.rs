@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::aborted::tell_later;
 use super::error::{SourceError, Stop};
-use super::kept_memory::let_memory_go;
 use super::session::Session;
 use super::stopped_qemu::Kept;
+use crate::kept_memory::let_memory_go;
 use crate::ownership::SourceEvent;
 use crate::vmm::Leaving;
 use vmove_types::problem::chain;

@@ -17,10 +17,12 @@ use super::page_service::{PageService, Terms};
 use super::released;
 use super::session::Session;
 use super::stopped_qemu::Kept;
+use super::visits;
 use crate::devices::told;
 use crate::frames::Copies;
 use crate::group::resuming::ResumePlace;
 use crate::history::ENDED_BY_OPERATOR;
+use crate::kept_memory::{is_kept, let_memory_go};
 use crate::ownership::SourceEvent;
 use crate::proto::message::{Complete, DestinationStand, Running, SourceStand, ToDestination, ToSource};
 use crate::vmm::Leaving;
@@ -28,11 +30,14 @@ use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::{HelloError, LinkError};
 use vmove_types::problem::chain;
 use vmove_types::progress::{GuestPlace, Outcome, Phase};
+use vmove_types::spec::Visit;
 
 /// For the destination's answer to `Resume`.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Between attempts to dial.
 const DIAL_INTERVAL: Duration = Duration::from_millis(250);
+/// The same once it has been tried for long.
+const LONG_DIAL_INTERVAL: Duration = Duration::from_secs(2);
 /// A connection that held for so long was a good one: the time for which others are tried begins anew.
 const HELD_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -90,11 +95,14 @@ impl Committed {
     /// Stays until the destination is whole, over as many connections as it takes. `control`: the one over which it is told first.
     pub(super) async fn run(mut self, mut session: Session, control: Option<Control>) {
         let again = self.kept.watch();
+        let home = visits::came_home(&session, control.is_none());
+        tokio::pin!(home);
         let mut conversation = match control {
             Some(control) => {
                 tokio::select! {
                     biased;
                     conversation = self.first_conversation(&mut session, control) => conversation,
+                    figures = &mut home => return released::run(session, self.kept, &figures, None).await,
                     () = runs_again(again.clone()) => return by_libvirt::runs_here_again(session, self.kept).await,
                 }
             }
@@ -107,7 +115,7 @@ impl Committed {
                 Ok((figures, control)) => {
                     // The page connections end; then the memory is no longer registered.
                     drop(self.serving);
-                    return released::run(session, self.kept, &figures, control).await;
+                    return released::run(session, self.kept, &figures, Some(control)).await;
                 }
                 Err(lost) => *lost,
             };
@@ -118,7 +126,8 @@ impl Committed {
                 }
                 Why::GivenBack => return self.take_back(session, control).await,
                 Why::ForGood(error) => return given_up(session, chain(&error)).await,
-                Why::Connection(error) if Instant::now() >= until => {
+                // A guest on a visit needs its home, whenever that can be reached again.
+                Why::Connection(error) if Instant::now() >= until && session.spec().visit != Visit::Go => {
                     let (to, id) = (session.to().clone(), session.journal.record().id);
                     let why = chain(&error);
                     let why = format!("{why}; the guest belongs to {to}: `vmove recover {id}` tries again");
@@ -134,6 +143,7 @@ impl Committed {
             let another = tokio::select! {
                 biased;
                 another = self.another_conversation(&mut session) => Some(another),
+                figures = &mut home => return released::run(session, self.kept, &figures, None).await,
                 () = abandon.asked() => None,
                 () = runs_again(again.clone()) => return by_libvirt::runs_here_again(session, self.kept).await,
             };
@@ -144,7 +154,8 @@ impl Committed {
             if tried.elapsed() > HELD_TIMEOUT {
                 until = Instant::now() + reconnect_for;
             } else if conversation.is_err() {
-                sleep(DIAL_INTERVAL).await;
+                let long = Instant::now() >= until;
+                sleep(if long { LONG_DIAL_INTERVAL } else { DIAL_INTERVAL }).await;
             }
         }
     }
@@ -219,6 +230,10 @@ impl Committed {
             Answer::Whole(figures) => return Ok(figures),
         };
         session.publisher.update(|p| p.outcome = Outcome::Running);
+        if matches!(stand, DestinationStand::Owner | DestinationStand::Complete) {
+            // Or will at once.
+            visits::guest_runs_there(session);
+        }
         if stand != DestinationStand::Complete {
             let (pages, last) = match &mut self.serving {
                 Some(serving) => serving,
@@ -288,7 +303,7 @@ impl Committed {
     fn guest_runs_there(&mut self, session: &mut Session, running: Running) {
         self.runs_there = true;
         session.publisher.enter(Phase::Fetch);
-        session.runs_ms.get_or_insert(session.publisher.elapsed_ms());
+        visits::guest_runs_there(session);
         let (stopped_at, pause) = match &mut self.kept {
             Kept::InMemory(qemu) => (qemu.stopped_at, qemu.pause.take()),
             Kept::Journaled => (None, None),
@@ -329,6 +344,7 @@ impl Committed {
         if let Some((pages, _)) = &self.serving {
             pages.memory.end_tracking();
         }
+        let_memory_go(session.node.disk(), session.vm());
         let mut stop = Stop::Failed(SourceError::GivenBack(session.to().clone()));
         if let Some(mut control) = control {
             stop = last_words(&session, &mut control, stop).await;
@@ -361,7 +377,8 @@ async fn others_have_devices(place: Option<Arc<ResumePlace>>, asked: bool) {
 
 /// This side can do nothing more for the guest.
 async fn given_up(mut session: Session, why: String) {
-    if !session.node.was_ended(session.vm()) {
+    // Of a guest that visits, nothing but its memory is here.
+    if is_kept(session.vm()) || !session.node.was_ended(session.vm()) {
         return session.end_badly(why, GuestPlace::PausedAtDestination);
     }
     // An operator has ended what was left here, and an earlier process of the daemon could not write that down.
@@ -389,6 +406,9 @@ async fn open_again(session: &Session) -> Result<(PageService, FinalPages), Sour
     let (vm, vmm) = (session.vm().clone(), Arc::clone(&session.node.config.vmm));
     let memory = spawn_blocking(move || SourceMemory::open(&*vmm, &vm)).await?;
     let memory = memory.map_err(SourceError::memory("open the guest's memory"))?;
-    let last = FinalPages::all(&memory);
+    let last = match session.spec().visit {
+        Visit::Go => FinalPages::holes(&memory).map_err(SourceError::memory("look at the guest's memory"))?,
+        Visit::No | Visit::Back => FinalPages::all(&memory),
+    };
     Ok((PageService::new(terms, Arc::new(memory)), last))
 }

@@ -1,12 +1,15 @@
 //! The guest's memory at the source: what the destination still lacks of it, and what the guest has written meanwhile.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::Instant;
-use vmove_memory::{ByteRange, Mapping, MemoryError, PageIndex, PageRun, PageSize, RamFile};
+use vmove_memory::{
+    ByteRange, Mapping, MemoryError, PageIndex, PageRun, PageSize, PageState, PageTable, RamFile,
+};
 
 use super::classify::{Classified, Subject, classify};
 use super::error::NamingError;
@@ -16,6 +19,7 @@ use vmove_node::blocking::spawn_blocking;
 use crate::pending::{PageSet, WireSet};
 use crate::proto::message::{BlockInfo, PART_BYTES, WireRun};
 use crate::vmm::{GuestWrites, MappedFile, Vmm, WriteTracker};
+use vmove_node::peer::SessionId;
 use vmove_node::record::VmRecord;
 use vmove_types::problem::chain;
 
@@ -51,6 +55,8 @@ pub(super) struct SourceMemory {
     pub blocks: Vec<Block>,
     in_qemu: Box<dyn GuestWrites>,
     writes: Mutex<Writes>,
+    /// Of a guest that is here for a visit: which pages it has touched. All others are at its home.
+    visit: Option<Vec<Arc<PageTable>>>,
 }
 
 #[derive(Debug, Default)]
@@ -97,7 +103,37 @@ impl SourceMemory {
         let pending = blocks.iter().map(|b| PageSet::full(b.file.pages())).collect();
         let seen = blocks.iter().map(|b| PageSet::empty(b.file.pages())).collect();
         let writes = Mutex::new(Writes { pending, seen, ..Writes::default() });
-        Ok(Self { blocks, in_qemu, writes })
+        Ok(Self { blocks, in_qemu, writes, visit: None })
+    }
+
+    /// The same of a guest that came by this visit, and goes home: only what it has touched is sent. `dir`: where the visit's page maps are.
+    pub(super) fn open_of_visit(
+        vmm: &dyn Vmm,
+        vm: &VmRecord,
+        dir: &Path,
+        visit: SessionId,
+    ) -> Result<Self, MemoryError> {
+        let mut memory = Self::open(vmm, vm)?;
+        let table = |index| PageTable::open(&crate::destination::table_path(dir, visit, index));
+        memory.visit = Some((0..memory.blocks.len()).map(table).collect::<Result<_, _>>()?);
+        memory.name_all_again();
+        Ok(memory)
+    }
+
+    /// What the destination may lack if nothing has crossed.
+    fn everything(&self, block: usize) -> PageSet {
+        let pages = self.blocks[block].file.pages();
+        let Some(visit) = &self.visit else { return PageSet::full(pages) };
+        let (table, mut touched) = (&visit[block], PageSet::empty(pages));
+        let mut at = 0;
+        while let Some(start) =
+            table.find(PageRun::new(PageIndex(at), pages - at), |s| s == PageState::Mapped)
+        {
+            let run = table.prefix(PageRun::new(start, pages - start.0), |s| s == PageState::Mapped);
+            at = start.0 + run.len.max(1);
+            touched.insert(start.0..at);
+        }
+        touched
     }
 
     pub(super) fn infos(&self) -> Result<Vec<BlockInfo>, MemoryError> {
@@ -170,7 +206,7 @@ impl SourceMemory {
             Scan { interval: writes.last_scan.map_or(Duration::ZERO, |at| begun - at), ..Scan::default() };
         for (index, block) in self.blocks.iter().enumerate() {
             let Some(tracker) = &mut writes.tracker else {
-                writes.pending[index] = PageSet::full(block.file.pages());
+                writes.pending[index] = self.everything(index);
                 continue;
             };
             let (pending, seen) = (&mut writes.pending[index], &mut writes.seen[index]);
@@ -256,7 +292,7 @@ impl SourceMemory {
 
     /// Makes all pages pending.
     pub(super) fn name_all_again(&self) {
-        self.lock().pending = self.blocks.iter().map(|block| PageSet::full(block.file.pages())).collect();
+        self.lock().pending = (0..self.blocks.len()).map(|block| self.everything(block)).collect();
     }
 
     /// What is not pending: the destination has it as the guest's processors have left it.

@@ -27,8 +27,10 @@ use super::stopped::Stopped;
 use super::stopping::Stopping;
 use crate::group::barrier::{Fate, Membership};
 use crate::group::resuming::ResumePlace;
+use crate::kept_memory::let_memory_go;
 use crate::node::Node;
 use crate::ownership::{SourceEvent, SourceState};
+use crate::proto::message::Home;
 use crate::publish::Publisher;
 use crate::records::{Detached, SourceRecord};
 use vmove_node::journal::Journal;
@@ -52,6 +54,8 @@ pub(crate) struct Begun {
     /// The group that it is about, and its place in that.
     pub group: Option<SessionId>,
     pub member: Option<Arc<Membership>>,
+    /// The visit that the guest comes back from.
+    pub home: Option<Home>,
 }
 
 /// What ends the way to the hand-over from outside.
@@ -117,11 +121,13 @@ fn phase(name: &'static str) -> Span {
 
 /// Runs a migration from its request to its end.
 pub(crate) async fn begin(begun: Begun) {
-    let Begun { node, id, vm, to, spec, publisher, cancel, group, member } = begun;
+    let Begun { node, id, vm, to, spec, publisher, cancel, group, member, home } = begun;
     let limits = Limits::new(cancel, &spec, member.clone());
     let mode = spec.mode.fixed().unwrap_or(Mode::Hybrid);
     let mut report = Report::new(id.to_string(), vm.name.clone(), mode);
     report.source.clone_from(&node.config.node);
+    report.began_at = publisher.began_at();
+    let kept = vm.clone();
     let record = SourceRecord {
         id,
         vm,
@@ -141,6 +147,7 @@ pub(crate) async fn begin(begun: Begun) {
         group,
         missing: Vec::new(),
         disks: Vec::new(),
+        home,
         report: report.clone(),
     };
     let dir = node.session_dir(id);
@@ -153,6 +160,7 @@ pub(crate) async fn begin(begun: Begun) {
             run(session, &limits).await;
         }
         Err(source) => {
+            let_memory_go(disk, &kept);
             let error = chain(&SourceError::Journal { path, source });
             if let Some(member) = &member {
                 member.give_up(error.clone(), false, false).await;

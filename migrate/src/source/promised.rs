@@ -22,7 +22,7 @@ use vmove_types::check::{Blocker, BlockerCode};
 use vmove_types::goal::{Goal, Goals};
 use vmove_types::progress::Phase;
 use vmove_types::promise::{Promise, Verdict};
-use vmove_types::report::Report;
+use vmove_types::report::{PhaseTime, Report};
 use vmove_types::spec::{MigrationSpec, Mode};
 
 /// Of a node to which no migration is remembered: QEMU starts in half a second, and loads its state in some ten milliseconds.
@@ -193,7 +193,9 @@ impl Session {
     /// What this migration took beside the memory that crossed, once it has ended.
     pub(super) fn times(&self) -> Option<MoveTimes> {
         let report = &self.report;
-        let (ready_ms, runs_ms, whole_ms) = (self.ready_ms?, self.runs_ms?, self.whole_ms?);
+        // The guest runs there from the one on, and is whole from the other.
+        let (runs_ms, whole_ms) = (began(report, Phase::Fetch)?, began(report, Phase::Finish)?);
+        let ready_ms = self.ready_ms?;
         let limit = self.spec().bandwidth.map(|limit| limit.0 as f64);
         let promised = report.promise.as_ref().map(|promise| promise.link_bytes_per_s);
         let link = report.link_bytes_per_s.or(limit).or(promised).unwrap_or(1e9);
@@ -225,9 +227,17 @@ impl Session {
     }
 }
 
+fn times_in(report: &Report, phase: Phase) -> impl Iterator<Item = &PhaseTime> {
+    report.phases.iter().filter(move |time| time.name == phase.as_str())
+}
+
 fn time_of(report: &Report, phase: Phase) -> f64 {
-    let of = report.phases.iter().filter(|time| time.name == phase.as_str());
-    of.map(|time| time.duration_ms).sum()
+    times_in(report, phase).map(|time| time.duration_ms).sum()
+}
+
+/// When a phase began for the first time, in milliseconds after the request.
+fn began(report: &Report, phase: Phase) -> Option<f64> {
+    times_in(report, phase).map(|time| time.start_ms).next()
 }
 
 fn verdict(report: &Report, goals: &Goals, promise: &Promise) -> Vec<Verdict> {
@@ -247,7 +257,6 @@ fn verdict(report: &Report, goals: &Goals, promise: &Promise) -> Vec<Verdict> {
 mod tests {
     use super::*;
     use crate::past::By;
-    use vmove_types::report::PhaseTime;
 
     #[test]
     fn a_goal_is_kept_or_missed_by_what_was_measured() {

@@ -9,9 +9,10 @@ use super::devices;
 use super::disks_aside::put_aside;
 use super::error::{ReleaseError, SourceError};
 use super::frames;
-use super::kept_memory::let_memory_go;
 use super::session::Session;
 use super::stopped_qemu::Kept;
+use super::visits::{guest_runs_there, let_qemu_go};
+use crate::kept_memory::{is_kept, let_memory_go};
 use crate::ownership::SourceEvent;
 use crate::proto::message::{Complete, ToDestination};
 use vmove_types::problem::chain;
@@ -23,9 +24,10 @@ const QUIT_TIMEOUT: Duration = Duration::from_secs(20);
 const RELEASED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Frees everything, and ends the session.
-pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, mut control: Control) {
+pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, control: Option<Control>) {
     session.publisher.enter(Phase::Finish);
-    session.whole_ms = Some(session.publisher.elapsed_ms());
+    // Also if nobody has said so before: an earlier process of this daemon may have heard it.
+    guest_runs_there(&session);
     // Safe without its line: a daemon started anew that finds Committed asks, and the destination is whole. What is freed may be the
     // very room that the line needs.
     if let Err(error) = session.advance_owing(SourceEvent::PeerComplete) {
@@ -39,14 +41,18 @@ pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, mu
     }
     // Before the word: a destination that has it forgets the session.
     session.write_owed().await;
-    let _ = timeout(RELEASED_TIMEOUT, control.send(&ToDestination::Released)).await;
+    if let Some(mut control) = control {
+        let _ = timeout(RELEASED_TIMEOUT, control.send(&ToDestination::Released)).await;
+    }
     session.report.total_ms = session.publisher.elapsed_ms();
     session.report.phases = session.publisher.phases();
+    session.report.over_time = session.publisher.over_time();
     session.report.verdict = session.verdict();
     let report = session.report.clone();
     session.write_owing(|r| r.report = report);
     session.write_owed().await;
     session.remember_what_was_measured();
+    session.node.visits.forget(session.journal.record().id);
     let differing = session.report.verified == Some(false);
     if differing {
         let error =
@@ -86,6 +92,14 @@ async fn release(session: &mut Session, kept: Kept) -> Result<(), ReleaseError> 
     if vm.libvirt.is_some() {
         // libvirt ends QEMU, and has removed its files.
         drop(kept);
+        let_memory_go(session.node.disk(), &vm);
+        session.write_owing(|r| r.freed = true);
+        return Ok(());
+    }
+    if is_kept(&vm) {
+        // Most of it was done when the guest had left for its visit.
+        drop(kept);
+        let_qemu_go(&session.node, &vm).await?;
         let_memory_go(session.node.disk(), &vm);
         session.write_owing(|r| r.freed = true);
         return Ok(());

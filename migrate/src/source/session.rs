@@ -50,11 +50,8 @@ pub(super) struct Session {
     pub hurried: bool,
     /// For how long its guest was watched before that, in milliseconds.
     pub watched_ms: f64,
-    /// When the destination's QEMU waited for the guest, and when the guest ran there, in milliseconds after the request.
+    /// When the destination's QEMU waited for the guest, in milliseconds after the request.
     pub ready_ms: Option<f64>,
-    pub runs_ms: Option<f64>,
-    /// When it was whole there.
-    pub whole_ms: Option<f64>,
     /// Pages that the destination lacked when the guest had stopped.
     pub pages_at_stop: u64,
 }
@@ -84,8 +81,6 @@ impl Session {
             hurried: false,
             watched_ms: 0.0,
             ready_ms: None,
-            runs_ms: None,
-            whole_ms: None,
             pages_at_stop: 0,
         }
     }

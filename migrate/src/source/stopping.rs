@@ -18,6 +18,7 @@ use crate::vmm::{Halt, Leaving};
 use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::LinkKind;
 use vmove_types::progress::Phase;
+use vmove_types::spec::Visit;
 
 /// A QEMU that is ready to stop the guest, or does.
 #[derive(Debug)]
@@ -64,7 +65,12 @@ impl Stopping {
         let sets = self.pages.memory.take_pending();
         session.pages_at_stop = sets.iter().map(crate::pending::PageSet::count).sum();
         let untold = sets.iter().zip(&told).map(|(all, told)| all.without(told)).collect();
-        Ok(StoppedGuest { at, was_running, untold, last: FinalPages::new(sets), pause })
+        let last = match session.spec().visit {
+            Visit::Go => FinalPages::holes(&self.pages.memory)
+                .map_err(SourceError::memory("look at the guest's memory"))?,
+            Visit::No | Visit::Back => FinalPages::new(sets),
+        };
+        Ok(StoppedGuest { at, was_running, untold, last, pause })
     }
 
     /// libvirt may call its migration off without a word to QEMU here: then the destination's QEMU ends.

@@ -9,6 +9,7 @@ mod disks;
 mod libvirt;
 mod qemu;
 mod qemu_disks;
+mod stand_in;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -31,6 +32,7 @@ use vmove_types::vm::Running;
 pub use crate::taps::{Tap, TapsError};
 pub use disks::{CopiesDisks, TakesDisks};
 pub use qemu::Qemu;
+pub use stand_in::TakeHomeError;
 pub use vmove_node::guest_devices::{DeviceMonitor, InGuestError, Ran};
 
 /// The QEMUs of a node.
@@ -362,6 +364,19 @@ pub trait ArrivingMonitor: TakesDisks {
     /// # Errors
     /// [`SwitchoverError`].
     async fn load(&self, from: BoxedStream) -> Result<u64, SwitchoverError>;
+
+    /// Gives a QEMU whose guest does not run the files `home` as its memory, in the place of those that it was started with. `pid`: its process.
+    ///
+    /// # Errors
+    /// [`TakeHomeError`]; it is of no use then.
+    async fn take_home(
+        &self,
+        _pid: u32,
+        _stand_ins: &[RamFile],
+        _home: &[&RamFile],
+    ) -> Result<(), TakeHomeError> {
+        Err(TakeHomeError::Unable)
+    }
 
     /// The taps by which the guest will reach the network. `pid`: QEMU's process.
     ///

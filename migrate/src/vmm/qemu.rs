@@ -34,8 +34,10 @@ use super::announcing::Announcing;
 use super::libvirt::{Arriving, LeavingDomain, OfLibvirt};
 use super::{
     ArrivingMonitor, Attached, DeviceMonitor, FaultsError, GuestWrites, Halt, InGuestError, Leaving,
-    LeavingMonitor, MappedFile, NotReady, QemuHandle, Ran, TakenFaults, Tap, TapsError, Vmm, WriteTracker,
+    LeavingMonitor, MappedFile, NotReady, QemuHandle, Ran, TakeHomeError, TakenFaults, Tap, TapsError, Vmm,
+    WriteTracker, stand_in,
 };
+use crate::kept_memory::is_kept;
 use vmove_node::domains::Domains;
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::BoxedStream;
@@ -125,14 +127,18 @@ impl Vmm for Qemu {
     fn find_memory(&self, vm: &VmRecord, files: &[&RamFile]) -> Result<Box<dyn GuestWrites>, MemoryError> {
         let process = match process_of(vm) {
             Ok(process) => process,
-            // libvirt ends it as soon as the guest runs at the destination; what is still to be sent is in the files.
-            Err(MemoryError::ProcessGone { .. }) if vm.libvirt.is_some() => {
+            // It ends as soon as the guest runs at the destination; what is still to be sent is in the files.
+            Err(MemoryError::ProcessGone { .. }) if is_kept(vm) => {
                 return Ok(Box::new(QemuHasEnded));
             }
             Err(error) => return Err(error),
         };
-        let mappings = find_mappings(&process, files)?;
-        Ok(Box::new(InQemu { process, mappings }))
+        match find_mappings(&process, files) {
+            Ok(mappings) => Ok(Box::new(InQemu { process, mappings })),
+            // It is just ending.
+            Err(_) if is_kept(vm) && process.is_ending() => Ok(Box::new(QemuHasEnded)),
+            Err(error) => Err(error),
+        }
     }
 
     async fn end_left(
@@ -527,6 +533,15 @@ impl ArrivingMonitor for Monitor {
             // Its stream ended with the process that had started it, or was used before.
             None => Err(SwitchoverError::Gone { waiting_for: "the loading of the device state" }),
         }
+    }
+
+    async fn take_home(
+        &self,
+        pid: u32,
+        stand_ins: &[RamFile],
+        home: &[&RamFile],
+    ) -> Result<(), TakeHomeError> {
+        stand_in::replace(&self.client, pid, stand_ins, home).await
     }
 
     async fn taps(&self, pid: u32) -> Result<Vec<Tap>, TapsError> {

@@ -26,7 +26,7 @@ use vmove_fabric::Class;
 /// First bytes of a greeting and of its answer.
 pub const MAGIC: [u8; 8] = *b"VMOVE\r\n\0";
 /// Version of everything between two daemons: greeting, control messages, page frames. Both must be equal.
-pub const PROTOCOL_VERSION: u16 = 8;
+pub const PROTOCOL_VERSION: u16 = 9;
 /// Longest node name in bytes.
 pub const MAX_NODE_NAME: usize = 64;
 const FIXED: usize = 45;
@@ -364,9 +364,10 @@ mod tests {
     #[test]
     fn another_version_is_named() {
         let mut bytes = hello("n").encode();
-        bytes[8] = 9;
+        let other = PROTOCOL_VERSION + 1;
+        bytes[8..10].copy_from_slice(&other.to_le_bytes());
         let error = block_on(Hello::read(&mut bytes.as_slice())).unwrap_err();
-        assert!(error.to_string().contains("found 9"), "{error}");
+        assert!(error.to_string().contains(&format!("found {other}")), "{error}");
     }
 
     #[test]

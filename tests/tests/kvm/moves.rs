@@ -6,7 +6,7 @@ use vmove_tests::forks::done;
 use vmove_tests::guest::{Accel, Guest};
 use vmove_tests::payload::{self, KvmPages};
 use vmove_tests::sandbox::Sandbox;
-use vmove_tests::scene::{NAME, Scene};
+use vmove_tests::scene::{NAME, Scene, vmove};
 
 fn moves_and_is_verified(accel: Accel) {
     need!(payload::ready(accel));
@@ -124,5 +124,30 @@ fn asynchronous_page_faults_of_kvm_move_too() {
         eprintln!("{mode}: {:.1} ms; {before} tokens, then {after}", report.downtime_ms);
         assert!(after > before + 20, "{mode}: {before} tokens, then {after}");
         (from, to) = (to, from);
+    }
+}
+
+/// What the guest and KVM itself (clock, steal time) write on a visit comes home, and nothing that they have not touched is lost: the payload checks
+/// all of its memory.
+#[test]
+fn a_guest_under_kvm_visits_and_comes_home() {
+    need!(payload::ready(Accel::Kvm));
+    for pages in [KvmPages::All, KvmPages::None] {
+        let sandbox = Sandbox::new().expect("a sandbox");
+        let guest = payload::guest(sandbox.path(), Accel::Kvm, &payload::busy(), pages).expect("an image");
+        let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest");
+        for _ in 0..4 {
+            let end = vmove(&scene.a, &["visit", NAME, "--to", "b"]).expect("an answer");
+            assert_eq!(end.code, 0, "{} {}", end.answer, end.said);
+            scene.alive_at(&scene.b).expect("it works there");
+            let back = vmove(&scene.b, &["visit", NAME, "--back"]).expect("an answer");
+            assert_eq!(back.code, 0, "{} {}", back.answer, back.said);
+            eprintln!(
+                "{} bytes back, stood still for {} ms",
+                back.answer["bytes_sent"], back.answer["downtime_ms"]
+            );
+            scene.sound_at(&scene.a).expect("it works at home again");
+            scene.gone_from(&scene.b).expect("nothing is left");
+        }
     }
 }

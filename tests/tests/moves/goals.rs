@@ -27,7 +27,7 @@ fn busy() -> Config {
         working_set_mib: 64,
         cold_mib: 32,
         rate: Rate::PagesPerSecond(40_000),
-        verify: 500,
+        verify: 10_000,
         ..Config::default()
     }
 }

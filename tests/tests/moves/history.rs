@@ -4,8 +4,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use vmove_skip::need;
-use vmove_tests::daemon::NodeOptions;
+use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::guest::Guest;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{Scene, memory_mib, ready, steady, vmove};
@@ -56,8 +57,28 @@ fn old_migrations_are_forgotten_but_for_those_that_a_peer_may_ask_for() {
         assert!(Instant::now() < deadline, "the source's last word is not in the journal");
         std::thread::sleep(Duration::from_millis(50));
     }
+    let told = |node: &Node| {
+        let progress = node.ask(&["status", &moved]).expect("it is remembered");
+        let report = &progress["outcome"]["report"];
+        assert_eq!(
+            (&report["mode"], &progress["mode"]),
+            (&json!("postcopy"), &json!("postcopy")),
+            "{progress}"
+        );
+        assert_eq!(report["began_at"], progress["began_at"], "{progress}");
+        assert!(report["faults"]["fetched"].as_u64() > Some(0), "{progress}");
+        progress["began_at"].as_str().expect("a time").to_owned()
+    };
+    let began = [told(&scene.a), told(&scene.b)];
+    assert!(began.iter().all(|at| at.starts_with("20") && at.ends_with('Z') && at.len() == 20), "{began:?}");
+    let shown = scene.b.vmove(&["history"]).expect("a list");
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("BEGAN (UTC)") && shown.contains(&began[1][11..19]), "{shown}");
     // Simulates that the word was lost: the source may still ask, and would take the guest back if `b` did not know it.
     rewrite(&mut scene, &moved, r#""released":true"#, r#""released":false"#);
+    scene.a.crash();
+    scene.a.run().expect("it starts again");
+    assert_eq!([told(&scene.a), told(&scene.b)], began, "both daemons were started again");
     for _ in 0..KEPT + 3 {
         let end = vmove(&scene.b, &["migrate", "guest", "--to", "127.0.0.1:1"]).expect("an answer");
         assert_eq!(end.code, 1, "{} {}", end.answer, end.said);

@@ -26,3 +26,6 @@ mod reports;
 mod setup_tls;
 mod slow_link;
 mod slurm;
+mod terminal;
+mod visits;
+mod watching;

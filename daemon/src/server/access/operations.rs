@@ -79,6 +79,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation::new("checkFabric", "GET", "/v1/fabric/check", Role::Operator),
     Operation::new("startMigration", "POST", "/v1/migrations", Role::Operator),
     Operation::new("cancelMigration", "DELETE", "/v1/migrations/{id}", Role::Operator),
+    Operation::new("stayVisitor", "POST", "/v1/migrations/{id}/stay", Role::Operator),
     Operation::new("recoverMigration", "POST", "/v1/migrations/{id}/recover", Role::Operator),
     Operation::new("startGroup", "POST", "/v1/groups", Role::Operator),
     Operation::new("cancelGroup", "DELETE", "/v1/groups/{id}", Role::Operator),

@@ -14,7 +14,7 @@ use vmove_types::fork::{ForkRequest, TemplateRequest};
 use vmove_types::group::GroupTaken;
 use vmove_types::problem::{Code, Problem};
 use vmove_types::progress::{GuestPlace, Outcome};
-use vmove_types::spec::MigrationSpec;
+use vmove_types::spec::{MigrationSpec, Visit};
 use vmove_types::vm::Running;
 
 use super::bridge;
@@ -236,6 +236,18 @@ async fn allow_migration(
         let data = json!({ "to": to.name, "address": to.address, "options": options });
         let asked = app.hooks.ask(Event::own(Own::BeforeMigration, vm, data).with_labels(labels)).await;
         asked.map_err(|why| Problem::from_error(Code::ForbiddenByHook, &why))?;
+    }
+    // Of a guest that goes home from a visit it is not: it is held by the visit, and came here by a migration.
+    if options.visit == Visit::Back {
+        return Ok(None);
+    }
+    if let Some((_, home)) = app.engine.visitor(vm) {
+        return Err(Problem::new(
+            Code::Busy,
+            format!(
+                "{vm:?} is here for a visit from {home}: `vmove visit {vm} --back` takes it home, `vmove visit {vm} --stay` lets it stay; then it can be moved"
+            ),
+        ));
     }
     // After a fork a VM's memory is private, which cannot be moved: it gets a RAM file of its own first.
     let promoted = app.forks.clone().promote(vm.to_owned()).await.map_err(IntoProblem::into_problem)?;

@@ -67,7 +67,18 @@ pub async fn recover(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
 ) -> Result<(StatusCode, axum::Json<Taken>), Refusal> {
-    act(app, id, true).await
+    act(app, id, |engine, id| async move { engine.recover(&id).await }).await
+}
+
+/// Has a guest that came for a visit stay, on the node where it is: the rest of its memory is fetched.
+#[utoipa::path(post, path = "/v1/migrations/{id}/stay", operation_id = "stayVisitor", tag = "migrations",
+    params(("id" = String, Path, description = "Id, may be cut short")),
+    responses((status = 202, body = Taken), (status = 404, body = Problem), (status = 409, body = Problem)))]
+pub async fn stay(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+) -> Result<(StatusCode, axum::Json<Taken>), Refusal> {
+    act(app, id, |engine, id| async move { engine.stay(&id) }).await
 }
 
 /// Has the guest's copy at the source run again, on the node that the guest came from. What the guest did since is lost.

@@ -142,6 +142,7 @@ fn prepare() -> Prepare {
         taps: Vec::new(),
         in_group: true,
         libvirt: None,
+        home: None,
     }
 }
 

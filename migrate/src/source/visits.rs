@@ -1,0 +1,108 @@
+//! The source of a guest that goes for a visit: its home, which keeps its memory and nothing else of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::final_pages::FinalPages;
+use super::memory::SourceMemory;
+use super::session::Session;
+use crate::history::is_home_again;
+use crate::kept_memory::is_kept;
+use crate::node::Node;
+use crate::pending::PageSet;
+use crate::proto::message::Complete;
+use crate::visits::VisitStand;
+use vmove_memory::MemoryError;
+use vmove_node::disk::remove_files;
+use vmove_node::record::VmRecord;
+use vmove_qmp::process::ProcessError;
+use vmove_types::problem::chain;
+use vmove_types::progress::VISIT;
+use vmove_types::report::VisitEnd;
+use vmove_types::spec::Visit;
+
+/// For the word of the node that a guest had visited, which has the figures.
+const SAYS_SO_ITSELF: Duration = Duration::from_secs(5);
+
+/// The guest runs at the destination, and is never given back by it from here on.
+pub(super) fn guest_runs_there(session: &Session) {
+    if session.spec().visit == Visit::Go {
+        session.publisher.update(|p| p.mode = Some(VISIT.to_owned()));
+        let (node, vm) = (Arc::clone(&session.node), session.vm().clone());
+        // Nothing waits for it: pages are served from the files.
+        vmove_node::task::spawn(async move {
+            if let Err(error) = let_qemu_go(&node, &vm).await {
+                let error = chain(&error);
+                tracing::error!(
+                    vm = vm.name,
+                    error,
+                    "the QEMU of a guest that visits another node does not end"
+                );
+            }
+        });
+    }
+    if let Some(home) = session.journal.record().home {
+        // What it had not touched on its visit is at home.
+        session.node.visits.tell(home.visit, VisitStand::WentHome);
+    }
+}
+
+/// Ends some time after the guest has come home from its visit, by which the node that it visited has had time to say so itself. Never if it is on none.
+/// `earlier`: that may have been before this daemon was started anew. Cancel-safe.
+pub(super) fn came_home(session: &Session, earlier: bool) -> impl Future<Output = Complete> + use<> {
+    let (node, id) = (Arc::clone(&session.node), session.journal.record().id);
+    let is_visit = session.spec().visit == Visit::Go;
+    async move {
+        if !is_visit {
+            return std::future::pending().await;
+        }
+        if earlier && is_home_again(node.disk(), &node.config.sessions_dir, id) {
+            node.visits.tell(id, VisitStand::WentHome);
+        }
+        let mut told = node.visits.listen(id);
+        if told.wait_for(|stand| *stand == VisitStand::WentHome).await.is_err() {
+            return std::future::pending().await;
+        }
+        tokio::time::sleep(SAYS_SO_ITSELF).await;
+        Complete { visit: Some(VisitEnd::Home), ..Complete::default() }
+    }
+}
+
+/// Ends the stopped QEMU of a guest that visits another node, and forgets the VM: it may come home under the same name. By SIGKILL, since a QEMU that
+/// ends by itself may give its memory's files back to the kernel (`discard-data=on`), and they are kept.
+///
+/// # Errors
+/// QEMU does not end; nothing was forgotten.
+pub(super) async fn let_qemu_go(node: &Node, vm: &VmRecord) -> Result<(), ProcessError> {
+    if !is_kept(vm) {
+        return Ok(());
+    }
+    let _one = node.visits.leaving().await;
+    let vmm = &node.config.vmm;
+    if vmm.is_there(vm) {
+        vmm.adopt(vm)?.kill().await?;
+    }
+    vmm.forget_monitor(&vm.qmp_socket).await;
+    let Ok(here) = node.vms.get(&vm.name) else { return Ok(()) };
+    if (here.pid, here.pid_start) != (vm.pid, vm.pid_start) {
+        return Ok(());
+    }
+    remove_files(node.disk(), here.ram.iter().map(|ram| &ram.path).chain([&vm.qmp_socket]));
+    if let Err(error) = node.vms.remove(&vm.name) {
+        tracing::warn!(
+            vm = vm.name,
+            error = chain(&error),
+            "could not remove the record of a VM that visits another node"
+        );
+    }
+    Ok(())
+}
+
+impl FinalPages {
+    /// What is named of a guest whose pages come by demand: those that have no memory here, and so are zero.
+    pub(super) fn holes(memory: &SourceMemory) -> Result<Self, MemoryError> {
+        let content = memory.content()?;
+        let holes = content.iter().map(|content| PageSet::full(content.capacity()).without(content));
+        Ok(Self::new(holes.collect()))
+    }
+}

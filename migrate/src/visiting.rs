@@ -1,0 +1,159 @@
+//! Requests about visits: a guest goes, comes home, or stays.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::engine::{Engine, EngineError, Handle, New};
+use crate::group::journals;
+use crate::kept_memory;
+use crate::ownership::SourceState;
+use crate::proto::message::Home;
+use crate::records::DestinationRecord;
+use crate::visits::VisitStand;
+use tokio_util::sync::CancellationToken;
+use vmove_node::disk::remove_files;
+use vmove_node::journal::Journal;
+use vmove_node::layout::memory_dir;
+use vmove_node::peer::SessionId;
+use vmove_node::record::VmRecord;
+use vmove_types::Backing;
+use vmove_types::progress::{Role, VISIT};
+use vmove_types::spec::{Mode, Visit};
+
+impl Engine {
+    /// What a session of a guest that goes for a visit, or comes home, has beside what others have.
+    pub(crate) fn with_visit(&self, new: New) -> Result<New, EngineError> {
+        let mut new = new;
+        match new.spec.visit {
+            Visit::No => return Ok(new),
+            Visit::Go => {
+                if new.vm.backing != Backing::Thp {
+                    return Err(EngineError::BadSpec(format!(
+                        "visit: expected memory that goes by pages of 4 KiB ({}), found {}, of which a touch brings a whole page; move the guest for good",
+                        Backing::Thp.name(),
+                        new.vm.backing.name()
+                    )));
+                }
+                if !new.vm.devices.is_empty() {
+                    let why = "visit: expected a guest that owns no devices of this node, found some; migrate it for good";
+                    return Err(EngineError::BadSpec(why.to_owned()));
+                }
+                self.can_come_home(&new.vm)?;
+                let path = new.vm.ram.first().map(|ram| ram.path.clone()).unwrap_or_default();
+                let kept = kept_memory::keep_memory_at_home(new.id, new.vm);
+                new.vm = kept.map_err(|source| EngineError::Io { path, source })?;
+            }
+            Visit::Back => {
+                let record = self.visit_of(&new.vm.name, new.vm.session.as_deref())?;
+                let home = &record.prepare.source;
+                if *home != new.to.name {
+                    return Err(EngineError::BadSpec(format!(
+                        "visit: expected {home}, which is the home of {:?}, found {}; give {home} an address in the configuration of this node, and name it",
+                        new.vm.name, new.to.name
+                    )));
+                }
+                new.home = Some(Home { visit: record.id, token: record.prepare.token });
+            }
+        }
+        new.spec.mode = Mode::Postcopy.into();
+        Ok(new)
+    }
+
+    /// Begins a session whose guest's memory may have been kept for it.
+    pub(crate) fn begin_keeping(self: &Arc<Self>, new: New) -> Result<(), EngineError> {
+        let kept = new.vm.clone();
+        let begun = self.begin_all(vec![new], &CancellationToken::new());
+        if begun.is_err() {
+            kept_memory::let_memory_go(self.node.disk(), &kept);
+        }
+        begun
+    }
+
+    /// A VM that is here for a visit: the migration that brought it, and its home.
+    #[must_use]
+    pub fn visitor(&self, vm: &str) -> Option<(SessionId, String)> {
+        let visits = |h: &Handle| {
+            let progress = h.progress.borrow();
+            let is_it = h.vm == vm && h.role == Role::Destination && h.is_running();
+            (is_it && progress.mode.as_deref() == Some(VISIT)).then(|| progress.peer.clone())
+        };
+        self.lock().iter().find_map(|(id, handle)| Some((*id, visits(handle)?)))
+    }
+
+    /// The way home gives RAM files another name in this node's folder for guest memory.
+    fn can_come_home(&self, vm: &VmRecord) -> Result<(), EngineError> {
+        let folder = self.node.layout(&vm.name, vm.backing).memory_dir;
+        let device = |path: &Path| {
+            let meta = path.metadata().map_err(|source| EngineError::Io { path: path.to_owned(), source })?;
+            Ok::<_, EngineError>(meta.dev())
+        };
+        for ram in &vm.ram {
+            if device(&ram.path)? != device(&folder)? {
+                return Err(EngineError::BadSpec(format!(
+                    "visit: expected RAM files on the file system of {}, where the guest's memory is to be when it comes home, found {}; migrate it for good",
+                    folder.display(),
+                    ram.path.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes memory that was to be kept for a session that never began, or that needs none any more: this daemon was killed before it could.
+    pub(crate) fn remove_kept_in_vain(&self) {
+        let folder = memory_dir(&self.node.config.memory_dir, Backing::Thp);
+        for entry in self.node.disk().list(&folder).unwrap_or_default() {
+            let Some(id) = kept_memory::session_of(&entry.name) else { continue };
+            let needed = match journals::read(self.node.disk(), &self.node.config.sessions_dir, id) {
+                Ok(Some(r)) => !r.freed && !matches!(r.state, SourceState::Aborted | SourceState::Released),
+                Ok(None) => false,
+                // Nobody knows.
+                Err(_) => true,
+            };
+            if !needed {
+                let path = folder.join(&entry.name);
+                tracing::info!(path = %path.display(), "removing memory that was kept for a migration that does not need it");
+                remove_files(self.node.disk(), [path]);
+            }
+        }
+    }
+
+    /// The visit by which a VM is here.
+    fn visit_of(&self, vm: &str, session: Option<&str>) -> Result<DestinationRecord, EngineError> {
+        let not = |why: &str| EngineError::NotVisiting { vm: vm.to_owned(), why: why.to_owned() };
+        let id: Option<SessionId> = session.and_then(|id| id.parse().ok().map(SessionId));
+        let id = id.ok_or_else(|| not("all of its memory is here; `vmove migrate` moves it"))?;
+        let path = self.node.session_dir(id).join("destination.jsonl");
+        let record = Journal::<DestinationRecord>::read_on(self.node.disk(), &path)
+            .map_err(|source| EngineError::Io { path, source })?;
+        if record.is_visit() { Ok(record) } else { Err(not("it came to stay")) }
+    }
+
+    /// Has a guest that came for a visit stay: the rest of its memory is fetched. Returns when its session was told.
+    ///
+    /// # Errors
+    /// [`EngineError::UnknownSession`], [`EngineError::NotVisiting`].
+    pub fn stay(&self, id: &str) -> Result<(), EngineError> {
+        let id = self.resolve(id)?;
+        let not = |why: &str| EngineError::NotVisiting { vm: id.to_string(), why: why.to_owned() };
+        let path = self.node.session_dir(id).join("destination.jsonl");
+        let record = Journal::<DestinationRecord>::read_begun_on(self.node.disk(), &path)
+            .map_err(|source| EngineError::Io { path, source })?;
+        let record =
+            record.ok_or_else(|| not("no guest has come here by it; run this where the guest is"))?;
+        if !record.is_visit() || !record.state.may_run() {
+            return Err(not("the guest is not here, or came to stay"));
+        }
+        // Under the lock under which a session that takes it home is entered: of the two, one is refused.
+        let sessions = self.lock();
+        if sessions.values().any(|h| {
+            h.vm == record.prepare.vm && h.role == Role::Source && h.progress.borrow().outcome.holds_vm()
+        }) {
+            return Err(not("it is on its way home"));
+        }
+        self.node.visits.tell(id, VisitStand::Stays);
+        drop(sessions);
+        Ok(())
+    }
+}
