@@ -55,6 +55,7 @@ fn without_a_daemon_every_command_ends_with_5() {
         &["cancel", "1"],
         &["recover", "1"],
         &["history"],
+        &["report", "1"],
         &["run", "--name", "a", "--", "qemu"],
         &["adopt", "--name", "a", "--qmp", "q"],
         &["forget", "a"],
@@ -65,6 +66,18 @@ fn without_a_daemon_every_command_ends_with_5() {
         assert_eq!(json["code"], "daemon-unreachable", "{args:?}");
         assert_eq!(json["exit_code"], 5);
         assert!(ended.err.contains("systemctl start vmoved"), "{}", ended.err);
+    }
+}
+
+#[test]
+fn watch_needs_a_terminal_and_says_what_else_there_is() {
+    for arguments in [&["watch"][..], &["--json", "watch"], &["watch", "/nowhere/ctl.sock"]] {
+        let ended = Ended::of(Command::new(VMOVE).args(arguments)).expect(2);
+        assert!(
+            ended.err.contains("vmove status ID --follow") && ended.err.contains("--json"),
+            "{}",
+            ended.err
+        );
     }
 }
 
@@ -80,11 +93,14 @@ fn completions_and_man_pages_are_made() {
     for shell in ["bash", "zsh", "fish"] {
         let script = Ended::of(Command::new(VMOVE).args(["completions", shell])).expect(0).out;
         assert!(script.contains("migrate") && script.contains("max-downtime"), "{shell}");
+        assert!(script.contains("watch") && script.contains("report"), "{shell}");
     }
     let dir = tempfile::tempdir().unwrap();
     Ended::of(Command::new(VMOVE).arg("man").arg(dir.path())).expect(0);
     let page = std::fs::read_to_string(dir.path().join("vmove-migrate.1")).unwrap();
     assert!(page.contains("max\\-downtime") && page.contains("Ctrl"), "{page}");
+    let page = std::fs::read_to_string(dir.path().join("vmove-watch.1")).unwrap();
+    assert!(page.contains("No key changes anything"), "{page}");
     let page = std::fs::read_to_string(dir.path().join("vmove.1")).unwrap();
     assert!(page.contains("needs `vmove recover`"), "{page}");
 }

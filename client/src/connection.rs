@@ -5,7 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::{Method, StatusCode};
+use hyper::body::Incoming;
+use hyper::{Method, Response, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use vmove_http::client::{Endpoint, HttpClient, HttpError, Lines};
@@ -98,6 +99,24 @@ impl Connection {
         let (status, answer) =
             self.http.send(method, path, body).await.map_err(|error| self.failed(error))?;
         if status.is_success() { Ok(answer) } else { Err(self.refused(status, &answer)) }
+    }
+
+    /// An answer of whatever status, as it is.
+    pub(crate) async fn whole<C: ProblemCode>(
+        &self,
+        method: Method,
+        path: &str,
+    ) -> Result<(StatusCode, Bytes), Error<C>> {
+        self.http.send(method, path, Bytes::new()).await.map_err(|error| self.failed(error))
+    }
+
+    /// An answer of whatever status as server-sent events.
+    pub(crate) async fn events<C: ProblemCode>(
+        &self,
+        path: &str,
+        last_id: Option<&str>,
+    ) -> Result<Response<Incoming>, Error<C>> {
+        self.http.events(path, last_id).await.map_err(|error| self.failed(error))
     }
 
     /// The lines of a streamed answer.

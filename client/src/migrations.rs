@@ -14,6 +14,11 @@ impl Client {
         self.0.get("/v1/migrations").await
     }
 
+    /// Those at work, those that hold a paused guest, and those that have just ended, in no order. A daemon of an earlier release lists all.
+    pub async fn live_migrations(&self) -> Result<MigrationList, Error> {
+        self.0.get("/v1/migrations?live=true").await
+    }
+
     /// Begins to move a VM to another node.
     pub async fn migrate(&self, request: &MigrateRequest) -> Result<Taken, Error> {
         self.0.post("/v1/migrations", request).await

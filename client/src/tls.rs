@@ -72,6 +72,16 @@ impl Client {
         Self::over_tls(address, files, Some(expected))
     }
 
+    /// A client of a daemon without TLS (`insecure`), which answers questions only.
+    ///
+    /// # Errors
+    /// The address is none.
+    pub fn connect_insecure(address: &str) -> Result<Self, ConnectError> {
+        let no_address = || ConnectError::Address(address.to_owned());
+        let endpoint: Endpoint = format!("http://{address}").parse().map_err(|_| no_address())?;
+        Ok(Self(Connection::of(HttpClient::new(endpoint, ANSWER_TIMEOUT), "vmoved")))
+    }
+
     fn over_tls(
         address: &str,
         files: &TlsFiles,

@@ -196,7 +196,7 @@ impl HttpClient {
         body: Bytes,
     ) -> Result<(StatusCode, Bytes), HttpError> {
         let whole = async {
-            let (response, sender) = self.start(method, path, body).await?;
+            let (response, sender) = self.start(method, path, body, &[]).await?;
             let status = response.status();
             let bytes = response.into_body().collect().await.map_err(HttpError::Lost)?.to_bytes();
             self.keep(sender);
@@ -218,7 +218,27 @@ impl HttpClient {
         path: &str,
         body: Bytes,
     ) -> Result<Response<Incoming>, HttpError> {
-        match tokio::time::timeout(self.timeout, self.start(method, path, body)).await {
+        self.streamed(method, path, body, &[]).await
+    }
+
+    /// Asks for a stream of server-sent events; `last_id` is that of the last event that is there already.
+    ///
+    /// # Errors
+    /// No connection, no beginning of an answer in time, or an ID that cannot be sent.
+    pub async fn events(&self, path: &str, last_id: Option<&str>) -> Result<Response<Incoming>, HttpError> {
+        let last_id = last_id.map(|id| ("last-event-id", id));
+        let headers: Vec<_> = [("accept", "text/event-stream")].into_iter().chain(last_id).collect();
+        self.streamed(Method::GET, path, Bytes::new(), &headers).await
+    }
+
+    async fn streamed(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        headers: &[(&str, &str)],
+    ) -> Result<Response<Incoming>, HttpError> {
+        match tokio::time::timeout(self.timeout, self.start(method, path, body, headers)).await {
             Ok(answer) => answer.map(|(response, _)| response),
             Err(_) => Err(self.timed_out()),
         }
@@ -229,6 +249,7 @@ impl HttpClient {
         method: Method,
         path: &str,
         body: Bytes,
+        headers: &[(&str, &str)],
     ) -> Result<(Response<Incoming>, Sender), HttpError> {
         let host = match &self.endpoint {
             Endpoint::Tcp(address) | Endpoint::Tls(address) => address.as_str(),
@@ -241,6 +262,9 @@ impl HttpClient {
             .header("content-type", "application/json");
         if let Some(value) = &self.authorization {
             request = request.header("authorization", value.as_ref());
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
         }
         let mut request = request.body(Full::new(body))?;
         // A kept connection may have been closed meanwhile: then the request was not sent, and comes back.

@@ -17,6 +17,8 @@ GLUE_PACKAGES=(slapd glue-schema)
 LIBVIRT_PACKAGES=(libvirt-daemon libvirt-clients)
 # ssh and its server, by which tests reach hosts in namespaces of their own. Unpacked, as above.
 SSH_PACKAGES=(openssh-server openssh-client)
+# The browser that looks at the page of `vmove page`, and a font. Unpacked, as above.
+BROWSER_PACKAGES=(chromium-headless-shell fonts-dejavu-core)
 # Raise it when what is unpacked of QEMUs, kernel and tools changes, so that older caches are made anew.
 SETUP_VERSION=2
 
@@ -134,7 +136,6 @@ setup_ssh() {
     "$ssh/usr/bin/ssh" -V 2>/dev/null || die "the unpacked ssh does not start"
 }
 
-# What makes the Python client of vbridged. Without it, one test is skipped.
 # Of Prometheus only what checks metrics, alerts and configurations.
 setup_prometheus() {
     local debs=$CACHE/apt/debs/prometheus new=$CACHE/prometheus.new

@@ -19,7 +19,7 @@ vmove_test() {
     # shellcheck source=tests/scripts/package-test.sh
     source "$ROOT/tests/scripts/package-test.sh"
     for layer in "${layers[@]}"; do
-        declare -F "test_$layer" >/dev/null || die "unknown layer '$layer'; there are: ${LAYERS[*]} quick"
+        declare -F "test_$layer" >/dev/null || die "unknown layer '$layer'; there are: ${LAYERS[*]} ${LONG[*]} quick"
     done
     # shellcheck source=tests/scripts/build.sh
     source "$ROOT/tests/scripts/build.sh"
@@ -34,7 +34,7 @@ vmove_test() {
     for layer in "${layers[@]}"; do
         # Those that use what is built.
         case $layer in
-            e2e | short | lab) [[ " ${LAYERS_RUN[*]} " == *' build '* ]] || run_layer build ;;
+            e2e | short | lab | page) [[ " ${LAYERS_RUN[*]} " == *' build '* ]] || run_layer build ;;
         esac
         # Loom computes, and the first tests of e2e mostly wait.
         if [ "$layer" = loom ] && [[ " ${layers[*]} " == *' e2e '* ]]; then
@@ -105,7 +105,7 @@ test_e2e() {
     keep_booted_guests
     moving=$(at_a_time 0)
     waiting=$(at_a_time 1)
-    mapfile -t others < <(integration_tests | grep -vxF "$(printf '%s\n' moves libvirt clusters "${MOSTLY_WAITING[@]}" "${NEVER_SKIPPED[@]}")")
+    mapfile -t others < <(integration_tests | grep -vxF "$(printf '%s\n' browser moves libvirt clusters "${MOSTLY_WAITING[@]}" "${NEVER_SKIPPED[@]}")")
     VMOVE_NO_SKIP=1 run_tests "${NEVER_SKIPPED[@]}" || failed=1
     run_tests "${others[@]}" -- --test-threads=1 || failed=1
     run_tests moves libvirt clusters -- --test-threads="$moving" || failed=1
@@ -121,6 +121,15 @@ test_e2e() {
     # Of the crashes those in which QEMU is stopped, or dies.
     run_tests faults -- --test-threads="$waiting" _qemu_that_dies_ in_the_switchover _the_commit_the_guest both_killed || failed=1
     return $failed
+}
+
+# The page in a browser. With VMOVE_WRITE_PICTURES=1 the pictures in docs/ are made anew.
+test_page() {
+    if ! (with_cache_locked setup_browser); then
+        skipped page "the browser could not be fetched, as said above"
+        return
+    fi
+    run_tests browser -- --test-threads=1
 }
 
 # Of the layer e2e, what a change needs most.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::beacon::{self, BeaconPage};
@@ -31,7 +31,8 @@ pub struct NodeOptions {
     pub extra: Vec<String>,
     /// Further environment variables of `vmoved`.
     pub environment: Vec<(String, String)>,
-    /// Further text of its configuration file, such as a `[fork]` table. `[nodes.NAME]` takes precedence over an entry in `peers`.
+    /// Further text of its configuration file, such as a `[fork]` table. `[nodes.NAME]` takes precedence over an entry in `peers`, and
+    /// `[nodes]` over all of them.
     pub config: String,
     /// The program, if not the one that was built.
     pub program: Option<PathBuf>,
@@ -120,7 +121,9 @@ impl Node {
         let told = |name: &str| self.options.config.contains(&format!("[nodes.{name}]"));
         let peers = self.options.peers.iter().filter(|(name, _)| !told(name));
         let peers: String = peers.map(|(name, at)| format!("{name:?} = \"{at}\"\n")).collect();
-        std::fs::write(&config, format!("{}\n[nodes]\n{peers}", self.options.config))?;
+        let own_table = self.options.config.lines().any(|line| line == "[nodes]");
+        let nodes = if own_table { String::new() } else { format!("\n[nodes]\n{peers}") };
+        std::fs::write(&config, format!("{}{nodes}", self.options.config))?;
         let log = File::options().create(true).append(true).open(self.log_path())?;
         // As systemd does: settings of the daemon's session must not affect ours.
         let mut command = Command::new("setsid");
@@ -133,7 +136,8 @@ impl Node {
         command.arg("--control").arg(self.control()).args(["--listen", &self.listen.to_string()]);
         command.arg("--state-dir").arg(self.folder.join("state")).arg("--memory-dir").arg(self.memory());
         command.arg("--run-dir").arg(self.folder.join("run"));
-        if !self.options.extra.iter().any(|a| a.starts_with("--tls") || a == "--insecure") {
+        let secured = self.options.extra.iter().any(|a| a.starts_with("--tls") || a == "--insecure");
+        if !secured && !self.options.config.contains("[tls]") {
             command.arg("--insecure");
         }
         if !self.options.config.contains("[qemu]") {
@@ -343,6 +347,14 @@ impl Node {
     /// When it cannot be started.
     pub fn vmove_in_background(&self, arguments: &[&str]) -> Result<Child> {
         Ok(self.command(arguments)?.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
+    }
+
+    /// The answer of a `vmove --json` that was started [in the background](Self::vmove_in_background).
+    ///
+    /// # Errors
+    /// As [`Node::ask`].
+    pub fn answer_of(&self, child: Child) -> Result<Value> {
+        self.answer(&["in the background"], &child.wait_with_output()?)
     }
 
     /// Starts `guest` as VM `name` with `memory` (`thp`, `hugetlb-2m`) and waits until it works.

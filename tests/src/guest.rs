@@ -43,6 +43,12 @@ impl Accel {
         }
     }
 
+    /// KVM where there is one, unless the guest is to be emulated all the same.
+    #[must_use]
+    pub fn best(emulated: bool) -> Self {
+        if emulated || Self::Kvm.usable().is_err() { Self::Tcg } else { Self::Kvm }
+    }
+
     /// Whether it can be used here.
     ///
     /// # Errors

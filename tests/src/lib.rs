@@ -17,6 +17,7 @@ pub mod bench;
 pub mod blows;
 pub mod booted;
 pub mod bridge;
+pub mod browser;
 pub mod cluster_demo;
 pub mod cluster_walk;
 pub mod control_groups;

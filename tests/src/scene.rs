@@ -258,7 +258,8 @@ impl Scene {
     /// # Errors
     /// When it does not end in time.
     pub fn end(&self, id: &str) -> Result<End> {
-        vmove(&self.a, &["status", id, "--follow"])
+        let followed = vmove(&self.a, &["status", id, "--follow"]);
+        followed.with_context(|| format!("the log of {}: {}", self.b.name(), self.b.log()))
     }
 
     /// Begins a migration and stalls its device state in the proxy: the guest has stopped, and only the source owns it.

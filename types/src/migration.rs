@@ -73,6 +73,17 @@ pub struct ReclaimRequest {
     pub guest_is_lost: bool,
 }
 
+/// Which migrations are listed.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::IntoParams))]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", into_params(parameter_in = Query))]
+pub struct ListQuery {
+    /// Only those at work, those that hold a paused guest, and those that have just ended: nothing is read from the disk.
+    #[serde(default)]
+    pub live: bool,
+}
+
 /// Migrations of a node, running ones first, then newest first.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

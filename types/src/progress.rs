@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::disk::DiskProgress;
 use crate::promise::Promise;
-use crate::report::Report;
+use crate::report::{FaultStats, PhaseTime, Report};
 
 /// Where a session stands. The order is that of a migration without trouble.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -239,12 +239,18 @@ pub struct Progress {
     /// A file that it could not write, why, and since when: it tries again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unwritten: Option<String>,
+    /// Page faults so far, at the destination. `None`: none yet, or this is the source, which has them in the report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub faults: Option<FaultStats>,
     /// Devices that the guest lacks since then.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing_devices: Vec<MissingDevice>,
     /// Disks that move with the guest, at the source.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<DiskProgress>,
+    /// What has arrived of the guest's memory, where this daemon is the destination and still at work.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub arrived: Vec<ArrivedBlock>,
     /// How it ended, or `running`.
     pub outcome: Outcome,
 }
@@ -275,8 +281,10 @@ impl Progress {
             promise: None,
             warning: None,
             unwritten: None,
+            faults: None,
             missing_devices: Vec::new(),
             disks: Vec::new(),
+            arrived: Vec::new(),
             outcome: Outcome::Running,
         }
     }

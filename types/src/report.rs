@@ -65,6 +65,18 @@ pub struct PhaseTime {
     pub duration_ms: f64,
 }
 
+/// How far a migration was at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ProgressPoint {
+    /// When, in milliseconds after the request was taken.
+    pub at_ms: f64,
+    /// Bytes on the wire until then.
+    pub sent_bytes: u64,
+    /// Bytes of guest memory that were left: of the round, and once the guest was stopped in all.
+    pub left_bytes: u64,
+}
+
 /// One pre-copy round.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -186,6 +198,10 @@ pub struct Report {
     /// What the pause consisted of: its steps from STOP to RESUME, one after the other, in milliseconds after STOP. Empty if the guest was
     /// paused before, or the source's daemon was started anew meanwhile.
     pub pause: Vec<PhaseTime>,
+    /// How far it was over time, at the source: a few points each second, and at most 100, so that longer migrations have fewer each second.
+    /// Empty for one of an earlier release, and at the destination.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub over_time: Vec<ProgressPoint>,
     /// `Some(true)`: every page hashed equal on both sides. `None`: not asked for.
     pub verified: Option<bool>,
     /// The guest was left paused, as asked.

@@ -20,12 +20,16 @@ mod goals;
 pub mod hooks;
 pub mod libvirt;
 mod members;
+pub mod page;
+pub mod report;
 mod requests;
 pub mod setup;
 pub mod tune;
 pub mod vfork;
 pub mod visit;
 pub mod vmove;
+mod vms;
+pub mod watch;
 
 /// Options that every command takes.
 #[derive(Debug, Clone, Args)]
@@ -89,8 +93,20 @@ fn milliseconds(text: &str) -> Result<u64, String> {
 impl Global {
     /// A client of the daemon that is meant.
     pub(crate) fn client(&self) -> Result<Client, Failure> {
-        let Elsewhere { at, tls_cert, tls_key, tls_ca } = &self.elsewhere;
-        let Some(at) = at else { return Ok(Client::connect(&self.control)) };
+        let at = self.elsewhere.at.as_ref();
+        at.map_or_else(|| Ok(Client::connect(&self.control)), |at| self.elsewhere.client_at(at))
+    }
+
+    /// A client of the node that is named by its control socket, or by `HOST:PORT`.
+    pub(crate) fn client_of(&self, node: &str) -> Result<Client, Failure> {
+        if node.contains('/') { Ok(Client::connect(node)) } else { self.elsewhere.client_at(node) }
+    }
+}
+
+impl Elsewhere {
+    /// A client of the node whose peer port this is.
+    fn client_at(&self, at: &str) -> Result<Client, Failure> {
+        let Self { tls_cert, tls_key, tls_ca, .. } = self;
         let (Some(cert), Some(key), Some(ca)) = (tls_cert, tls_key, tls_ca) else {
             let files = [("--tls-cert", tls_cert), ("--tls-key", tls_key), ("--tls-ca", tls_ca)];
             let missing: Vec<_> =

@@ -9,12 +9,15 @@ mod groups;
 mod hooks;
 mod libvirt;
 mod migrations;
+mod page;
 mod progress_text;
+mod report;
 mod secrets;
 mod setup;
 mod tune;
 mod visit;
 mod vms;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -92,6 +95,7 @@ async fn where_it_went(client: &Client, mut failure: Failure) -> Failure {
 }
 
 async fn dispatch(client: &Client, cli: Cli) -> Result<Ended, End> {
+    let global = cli.global.clone();
     let (json, control) = (cli.global.json, cli.global.control);
     let exit = match cli.command {
         Command::Run(args) => vms::run(client, args, json).await?,
@@ -109,6 +113,7 @@ async fn dispatch(client: &Client, cli: Cli) -> Result<Ended, End> {
         Command::Forget(args) => vms::forget(client, &args.vm, json).await?,
         Command::Check(args) => vms::check(client, &args, json).await?,
         Command::Node => vms::node(client, json).await?,
+        Command::Page(args) => page::serve(&global, &args, json).await?,
         Command::Hook(HookCommand::List) => hooks::list(client, json).await?,
         Command::Hook(HookCommand::Test(args)) => hooks::test(client, args, json).await?,
         Command::Libvirt(LibvirtCommand::Enable(args)) => libvirt::enable(&args, &control, json).await?,
@@ -124,6 +129,8 @@ async fn dispatch(client: &Client, cli: Cli) -> Result<Ended, End> {
         Command::Recover(args) => return migrations::recover(client, args, json).await,
         Command::Reclaim(args) => return migrations::reclaim(client, args, json).await,
         Command::Cancel(args) => migrations::cancel(client, &args.id, json).await?,
+        Command::Report(args) => report::report(client, &args, json).await?,
+        Command::Watch(args) => watch::watch(client, &args, &global).await?,
         Command::History(args) => migrations::history(client, args, json).await?,
         Command::Cluster(command) => {
             clusters::run(command, json).await?;

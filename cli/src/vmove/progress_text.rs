@@ -86,9 +86,14 @@ pub fn print_list(list: &MigrationList, none: &str, json: bool) -> Result<(), En
             row
         })
         .collect();
-    let head = ["ID", "VM", "PEER", "MODE", "TIME", "GROUP", "STATE"];
+    let head = ["ID", "BEGAN (UTC)", "VM", "PEER", "MODE", "TIME", "GROUP", "STATE"];
     let head: Vec<&str> = head.into_iter().filter(|name| grouped || *name != "GROUP").collect();
     say(&table(&head, &rows))
+}
+
+/// RFC 3339 as people read it; the zone is known.
+fn time(rfc3339: &str) -> String {
+    rfc3339.trim_end_matches('Z').replacen('T', " ", 1)
 }
 
 /// A few words.
@@ -172,6 +177,11 @@ const SLOW_FAULT_US: f64 = 5000.0;
 
 /// The figures of a finished migration.
 pub fn summary(r: &Report) -> String {
+    fields(&facts(r))
+}
+
+/// The same as names and values.
+pub fn facts(r: &Report) -> Vec<(&'static str, String)> {
     let memory = r.pages_total.saturating_mul(r.page_size);
     let share = if memory > 0 { 100.0 * to_f64(r.bytes_sent) / to_f64(memory) } else { 0.0 };
     let zero = format_bytes(r.pages_zero.saturating_mul(r.page_size));
@@ -232,7 +242,7 @@ pub fn summary(r: &Report) -> String {
     }
     rows.extend(r.began_at.iter().map(|at| ("began", format!("{} UTC", time(at)))));
     rows.push(("migration", r.id.clone()));
-    fields(&rows)
+    rows
 }
 
 fn disk_text(disk: &DiskReport) -> String {

@@ -8,22 +8,29 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use tokio::sync::watch;
 use vmove_http::events::{Sender, Wanted};
-use vmove_http::{Answer, Json, Path, Refusal};
+use vmove_http::{Answer, Json, Path, Query, Refusal};
+use vmove_migrate::engine::{Engine, EngineError};
 use vmove_types::progress::Progress;
 
 use crate::server::hooks::begin_migration;
 use crate::server::problem::IntoProblem;
 use crate::server::{App, detached};
-use vmove_types::migration::{MigrateRequest, MigrationList, ReclaimRequest, Taken};
+use vmove_types::migration::{ListQuery, MigrateRequest, MigrationList, ReclaimRequest, Taken};
 use vmove_types::problem::{Code, Problem};
 
 /// Snapshots closer together than this are of no use to people or programs.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// All migrations this node remembers: those at work first, then newest first.
-#[utoipa::path(get, path = "/v1/migrations", operation_id = "listMigrations", tag = "migrations", responses((status = 200, body = MigrationList)))]
-pub async fn list(State(app): State<Arc<App>>) -> Answer<MigrationList> {
-    Ok(axum::Json(MigrationList { migrations: app.sessions.all().await.map_err(IntoProblem::into_problem)? }))
+#[utoipa::path(get, path = "/v1/migrations", operation_id = "listMigrations", tag = "migrations", params(ListQuery),
+    responses((status = 200, body = MigrationList)))]
+pub async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> Answer<MigrationList> {
+    let migrations = if query.live {
+        app.sessions.live()
+    } else {
+        app.sessions.all().await.map_err(IntoProblem::into_problem)?
+    };
+    Ok(axum::Json(MigrationList { migrations }))
 }
 
 /// Moves a VM to another node. Follow it by its events.
@@ -56,7 +63,7 @@ pub async fn cancel(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
 ) -> Result<(StatusCode, axum::Json<Taken>), Refusal> {
-    act(app, id, false).await
+    act(app, id, |engine, id| async move { engine.cancel(&id).await }).await
 }
 
 /// Takes up a migration that gave up, on the node that owns the guest.
@@ -101,14 +108,18 @@ pub async fn reclaim(
     Ok(axum::Json(Taken { id: full, note: Some(note) }))
 }
 
-async fn act(app: Arc<App>, id: String, recover: bool) -> Result<(StatusCode, axum::Json<Taken>), Refusal> {
+/// Does something about a migration, which is told by its full id.
+async fn act<F>(
+    app: Arc<App>,
+    id: String,
+    what: impl FnOnce(Arc<Engine>, String) -> F,
+) -> Result<(StatusCode, axum::Json<Taken>), Refusal>
+where
+    F: Future<Output = Result<(), EngineError>> + Send + 'static,
+{
     // The answer names it in full.
     let full = app.sessions.find(&id).await?.id;
-    let (engine, target) = (app.engine.clone(), full.clone());
-    detached(
-        async move { if recover { engine.recover(&target).await } else { engine.cancel(&target).await } },
-    )
-    .await?;
+    detached(what(app.engine.clone(), full.clone())).await?;
     Ok((StatusCode::ACCEPTED, axum::Json(Taken { id: full, note: None })))
 }
 

@@ -1,0 +1,219 @@
+// Elements, tables, curves and maps. Whatever comes from the daemon becomes text, never HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element with attributes and children; a child that is no node becomes text. */
+export function element(tag, attributes = {}, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+function shape(tag, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function filled(made, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+/** Sets a text if it is another one, so that screen readers hear only what is new. */
+export function setText(of, text) {
+  if (of.textContent !== text) of.textContent = text;
+}
+
+let sections = 0;
+
+/** A section with a heading, by which screen readers name it. */
+export function section(title, ...children) {
+  sections += 1;
+  const id = `section-${sections}`;
+  return element("section", { "aria-labelledby": id }, element("h2", { id }, title), ...children);
+}
+
+/** Pairs of a name and a value that are written again and again. */
+export class Facts {
+  constructor() {
+    this.element = element("dl");
+    this.values = new Map();
+  }
+
+  /** Pairs whose value is null are left out. */
+  update(pairs) {
+    const wanted = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
+    const same = wanted.length === this.values.size && wanted.every(([name]) => this.values.has(name));
+    if (!same) {
+      this.values = new Map(wanted.map(([name]) => [name, element("dd")]));
+      const rows = wanted.map(([name]) => element("div", {}, element("dt", {}, name), this.values.get(name)));
+      this.element.replaceChildren(...rows);
+    }
+    for (const [name, value] of wanted) setText(this.values.get(name), String(value));
+  }
+}
+
+/** How long rows are written in one frame of the screen: a long list comes in parts, and nothing stalls. Unit: milliseconds. */
+const FRAME = 6;
+
+/** A table whose rows are kept as long as their key is there. */
+export class Table {
+  /** Columns: [title, class]. `cells` gives of an item a text, or {text, href}, for each. */
+  constructor(caption, columns, key, cells, empty) {
+    Object.assign(this, { columns, key, cells });
+    this.rows = new Map();
+    this.body = element("tbody");
+    const titles = columns.map(([title, kind = ""]) => element("th", { scope: "col", class: kind }, title));
+    const head = element("thead", {}, element("tr", {}, ...titles));
+    this.table = element("table", {}, element("caption", { class: "unseen" }, caption), head, this.body);
+    this.none = element("p", { class: "none" }, empty);
+    this.element = element("div", {}, this.none, this.table);
+    // Before the first answer, nothing is said.
+    this.none.hidden = true;
+    this.table.hidden = true;
+  }
+
+  update(items) {
+    this.none.hidden = items.length > 0;
+    this.table.hidden = items.length === 0;
+    this.items = items;
+    const keys = new Set(items.map(this.key));
+    for (const [key, row] of this.rows) {
+      if (!keys.has(key)) {
+        row.element.remove();
+        this.rows.delete(key);
+      }
+    }
+    cancelAnimationFrame(this.next);
+    this.fill(0, this.body.firstChild);
+  }
+
+  /** Writes items from this one on, in their order, before the row `at`. */
+  fill(from, at) {
+    const until = performance.now() + FRAME;
+    for (let index = from; index < this.items.length; index += 1) {
+      if (performance.now() > until) {
+        this.next = requestAnimationFrame(() => this.fill(index, at));
+        return;
+      }
+      const item = this.items[index];
+      let row = this.rows.get(this.key(item));
+      if (!row) {
+        row = this.newRow();
+        this.rows.set(this.key(item), row);
+      }
+      this.write(row, this.cells(item));
+      if (row.element === at) at = at.nextSibling;
+      else this.body.insertBefore(row.element, at);
+    }
+  }
+
+  newRow() {
+    const cells = this.columns.map(([, kind = ""], index) =>
+      element(index === 0 ? "th" : "td", index === 0 ? { scope: "row", class: kind } : { class: kind }));
+    return { element: element("tr", {}, ...cells), cells, said: [] };
+  }
+
+  write(row, cells) {
+    cells.forEach((cell, index) => {
+      const { text, href } = typeof cell === "object" ? cell : { text: cell, href: undefined };
+      const said = `${href}\n${text}`;
+      if (row.said[index] === said) return;
+      row.said[index] = said;
+      row.cells[index].replaceChildren(href ? element("a", { href }, text) : text);
+    });
+  }
+}
+
+const WIDTH = 600;
+const HEIGHT = 120;
+
+/** Values over time as a line, from 0 up to the largest. */
+export class Curve {
+  constructor(title, format) {
+    Object.assign(this, { title, format, points: [] });
+    this.area = shape("path", { class: "area" });
+    this.line = shape("path", { class: "line" });
+    this.label = element("figcaption");
+    this.picture = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" },
+      shape("path", { class: "ground", d: `M0 ${HEIGHT - 1}H${WIDTH}` }), this.area, this.line);
+    this.element = element("figure", { class: "curve" }, this.label, this.picture);
+    this.element.hidden = true;
+  }
+
+  /** At a time in milliseconds. Times only grow; so many points that each pixel has one are enough. */
+  add(ms, value) {
+    const last = this.points.at(-1);
+    if (last && ms <= last[0]) return;
+    this.points.push([ms, value]);
+    if (this.points.length > 2 * WIDTH) this.points = this.points.filter((_, index) => index % 2 === 0);
+    this.draw();
+  }
+
+  draw() {
+    const begin = this.points[0][0];
+    const length = Math.max(this.points.at(-1)[0] - begin, 1);
+    const most = Math.max(...this.points.map(([, value]) => value));
+    const x = (ms) => (((ms - begin) / length) * WIDTH).toFixed(1);
+    const y = (value) => (HEIGHT - 2 - (value / (most || 1)) * (HEIGHT - 6)).toFixed(1);
+    const line = this.points.map(([ms, value]) => `${x(ms)} ${y(value)}`).join("L");
+    this.line.setAttribute("d", `M${line}`);
+    this.area.setAttribute("d", `M${x(begin)} ${HEIGHT}L${line}L${WIDTH} ${HEIGHT}Z`);
+    const now = this.format(this.points.at(-1)[1]);
+    const said = `${this.title}: now ${now}, at most ${this.format(most)}`;
+    setText(this.label, said);
+    this.picture.setAttribute("aria-label", said);
+    this.element.hidden = this.points.length < 2;
+  }
+}
+
+const ACROSS = 32;
+
+/** A RAM block as a field of squares, one for each of its parts, that fill as pages arrive. */
+export class MemoryMap {
+  constructor(block, size) {
+    this.name = `${block}, ${size}`;
+    this.label = element("figcaption");
+    this.picture = shape("svg", { role: "img" });
+    this.squares = [];
+    this.element = element("figure", { class: "map" }, this.label, this.picture);
+  }
+
+  /** Everything is here. */
+  fill() {
+    this.update(this.squares.map(() => 100));
+  }
+
+  update(parts) {
+    if (this.squares.length !== parts.length) this.lay(parts.length);
+    parts.forEach((percent, index) => {
+      const square = this.squares[index];
+      if (square.percent === percent) return;
+      square.percent = percent;
+      square.shape.setAttribute("fill-opacity", (percent / 100).toFixed(2));
+    });
+    const here = parts.length === 0 ? 0 : Math.floor(parts.reduce((sum, part) => sum + part, 0) / parts.length);
+    setText(this.label, `${this.name}: ${here} % is here`);
+    this.picture.setAttribute("aria-label", this.label.textContent);
+  }
+
+  lay(count) {
+    const rows = Math.ceil(count / ACROSS);
+    this.picture.setAttribute("viewBox", `0 0 ${ACROSS * 10} ${Math.max(rows, 1) * 10}`);
+    this.squares = Array.from({ length: count }, (_, index) => {
+      const at = { x: (index % ACROSS) * 10 + 0.5, y: Math.floor(index / ACROSS) * 10 + 0.5, width: 9, height: 9 };
+      return { percent: undefined, shape: shape("rect", at) };
+    });
+    this.picture.replaceChildren(...this.squares.map((square) => square.shape));
+  }
+}
+
+/** Spans of time, [name, start, length] in milliseconds, as bars below each other. */
+export function spans(title, parts, format) {
+  const end = Math.max(...parts.map(([, start, length]) => start + length), 0.001);
+  const bars = parts.map(([name, start, length]) => {
+    const bar = shape("rect", { x: (start / end) * WIDTH, y: 2, width: Math.max((length / end) * WIDTH, 1), height: 12 });
+    const picture = shape("svg", { viewBox: `0 0 ${WIDTH} 16`, preserveAspectRatio: "none", "aria-hidden": "true" }, bar);
+    return element("tr", {}, element("th", { scope: "row" }, name), element("td", { class: "number" }, format(length)),
+      element("td", { class: "bar" }, picture));
+  });
+  return element("table", { class: "spans" }, element("caption", {}, title), element("tbody", {}, ...bars));
+}

@@ -1,0 +1,170 @@
+// One migration as it happens, by its events.
+
+import { Curve, element, Facts, MemoryMap, section, setText } from "./drawing.js";
+import { follow, say } from "./node.js";
+import { report } from "./report.js";
+import * as words from "./words.js";
+
+const PAGE = 4096;
+
+/** How far the memory is, or a disk. */
+function bar(name) {
+  const label = element("span");
+  const gauge = element("progress", { max: 1, value: 0 });
+  const box = element("label", { class: "gauge" }, label, gauge);
+  return {
+    box,
+    update(done, total, more) {
+      box.hidden = total === 0;
+      gauge.value = total === 0 ? 0 : Math.min(done / total, 1);
+      setText(label, `${name}: ${words.bytes(done)} of ${words.bytes(total)}${more}`);
+    },
+  };
+}
+
+function facts(now) {
+  const faults = now.faults;
+  const atWork = !words.hasEnded(now);
+  return [
+    ["Time", words.time(now.elapsed_ms)],
+    ["Left", now.eta_ms === null ? null : words.time(now.eta_ms)],
+    ["Round", now.round || null],
+    ["Pages left", atWork && now.bytes_total ? words.count(Math.max(now.bytes_total - now.bytes_done, 0) / PAGE) : null],
+    ["Rate", atWork ? words.rate(now.rate_bytes_per_s) : null],
+    ["Guest writes", !atWork || now.dirty_pages_per_s === 0 ? null : `${words.count(now.dirty_pages_per_s)} pages/s (${words.rate(now.dirty_pages_per_s * PAGE)})`],
+    ["Sent", words.bytes(now.bytes_sent)],
+    ["Faults", faults ? `${words.count(faults.count)}, ${words.count(faults.fetched)} fetched a page` : null],
+    ["Fault latency", faults?.fetched ? `median ${words.micros(faults.p50_us)}, 99 % within ${words.micros(faults.p99_us)}, longest ${words.micros(faults.max_us)}` : null],
+    ["Mode", now.mode],
+    ["Fabric", now.fabric],
+    ["Began", words.date(now.began_at)],
+    ["Promised", now.promise ? `pause ${words.time(now.promise.pause_ms)}, ${words.time(now.promise.time_ms)} in all` : null],
+    ["Group", now.group],
+    ["Id", now.id],
+  ];
+}
+
+/** What goes wrong, a line each. */
+function troubles(now) {
+  const lacks = (now.missing_devices ?? []).map((device) => `The guest lacks ${device.role}: ${device.why}. On ${device.node}: ${device.mend}`);
+  const at = now.outcome;
+  const blockers = (at.blockers ?? []).map((blocker) => blocker.message);
+  return [now.warning, now.unwritten, at.error, ...blockers, ...lacks].filter(Boolean);
+}
+
+/** Bars, one for each disk. */
+class Disks {
+  constructor() {
+    this.element = element("div");
+    this.bars = new Map();
+  }
+
+  update(disks) {
+    for (const disk of disks) {
+      if (!this.bars.has(disk.name)) {
+        this.bars.set(disk.name, bar(`Disk ${disk.name}`));
+        this.element.append(this.bars.get(disk.name).box);
+      }
+      this.bars.get(disk.name).update(disk.bytes_done, disk.bytes_total, disk.in_step ? ", in step" : `, ${words.rate(disk.rate_bytes_per_s)}`);
+    }
+  }
+}
+
+/** Maps, one for each RAM block. They stay when the migration has ended. */
+class Maps {
+  constructor() {
+    this.note = element("p", { class: "none" });
+    this.blocks = element("div", { class: "maps" });
+    this.element = element("div", {}, this.note, this.blocks);
+    this.maps = new Map();
+  }
+
+  update(now) {
+    for (const block of now.arrived ?? []) {
+      if (!this.maps.has(block.block)) {
+        this.maps.set(block.block, new MemoryMap(block.block, words.bytes(block.bytes)));
+        this.blocks.append(this.maps.get(block.block).element);
+      }
+      this.maps.get(block.block).update(block.parts);
+    }
+    // All of it, or it would not be done.
+    if (now.outcome.state === "done") this.maps.forEach((map) => map.fill());
+    this.note.hidden = this.maps.size > 0;
+    setText(this.note, now.role === "source" ? `Memory arrives at ${now.peer}: the page of that node has the map of it, and the faults.`
+      : "There is a map only while memory arrives.");
+  }
+}
+
+/** Faults in each second, from what was counted before. */
+class FaultRate {
+  constructor() {
+    this.curve = new Curve("Page faults", (perSecond) => `${words.count(perSecond)} a second`);
+    this.last = null;
+  }
+
+  update({ elapsed_ms: ms, faults }) {
+    if (!faults) return;
+    const last = this.last ?? { ms, count: faults.count };
+    // Closer together, one fault more or less would be a peak.
+    if (this.last && ms - last.ms < 200) return;
+    this.last = { ms, count: faults.count };
+    if (ms > last.ms) this.curve.add(ms, ((faults.count - last.count) / (ms - last.ms)) * 1000);
+  }
+}
+
+class View {
+  constructor(page) {
+    this.title = element("h1");
+    this.state = element("p", { class: "state" });
+    this.memory = bar("Memory");
+    this.troubles = element("ul", { class: "troubles" });
+    [this.facts, this.disks, this.maps, this.faults] = [new Facts(), new Disks(), new Maps(), new FaultRate()];
+    this.rate = new Curve("Memory that arrives", words.rate);
+    this.writes = new Curve("Memory that the guest writes", words.rate);
+    this.end = element("div", { class: "report" });
+    page.append(element("p", {}, element("a", { href: "#/" }, "All of the node")), this.title, this.state, this.memory.box,
+      this.disks.element, this.troubles, this.end, section("Now", this.facts.element),
+      section("Map of memory", this.maps.element),
+      section("Over time", this.rate.element, this.writes.element, this.faults.curve.element));
+  }
+
+  update(now) {
+    setText(this.title, `${now.vm} ${words.peer(now)}`);
+    const state = words.outcome(now);
+    if (this.state.textContent !== state) {
+      this.state.textContent = state;
+      say(`${now.vm}: ${state}`);
+    }
+    // Once it has ended, the report has the bytes.
+    this.memory.update(now.bytes_done, words.hasEnded(now) ? 0 : now.bytes_total, "");
+    this.disks.update(now.disks ?? []);
+    const lines = troubles(now);
+    if (this.troubles.textContent !== lines.join("")) this.troubles.replaceChildren(...lines.map((line) => element("li", {}, line)));
+    this.facts.update(facts(now));
+    if (!words.hasEnded(now)) {
+      this.rate.add(now.elapsed_ms, now.rate_bytes_per_s);
+      // Not known before the first scan, and at the destination.
+      if (now.dirty_pages_per_s > 0) this.writes.add(now.elapsed_ms, now.dirty_pages_per_s * PAGE);
+      this.faults.update(now);
+    }
+    this.maps.update(now);
+    if (now.outcome.state === "done") this.end.replaceChildren(...report(now));
+  }
+}
+
+export function migration(page, id) {
+  const view = new View(page);
+  // Snapshots come faster than the screen shows them: the newest counts.
+  let newest = null;
+  const draw = () => {
+    const now = newest;
+    newest = null;
+    view.update(now);
+  };
+  const stop = follow(id, (now) => {
+    if (newest === null) requestAnimationFrame(draw);
+    newest = now;
+    return words.hasEnded(now);
+  }, (trouble) => setText(view.state, trouble.message));
+  return () => stop();
+}

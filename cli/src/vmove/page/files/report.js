@@ -1,0 +1,66 @@
+// What a migration that has ended says of itself.
+
+import { element, Facts, section, spans, Table } from "./drawing.js";
+import * as words from "./words.js";
+
+const faults = ({ faults: of }) => of.fetched === 0 ? `${words.count(of.count)}, none fetched a page`
+  : `${words.count(of.count)}, ${words.count(of.fetched)} fetched a page: median ${words.micros(of.p50_us)}, 99 % within ${words.micros(of.p99_us)}, longest ${words.micros(of.max_us)}`;
+
+/** What the destination knows. */
+function ownFigures(report) {
+  const facts = new Facts();
+  facts.update([["In all", words.time(report.total_ms)], ["Faults", faults(report)]]);
+  const elsewhere = `Downtime, rounds and bytes are told at ${report.source || "the source"}.`;
+  return element("div", {}, facts.element, element("p", { class: "none" }, elsewhere));
+}
+
+function figures(report) {
+  const facts = new Facts();
+  const error = report.downtime_error_ms > 0 ? ` ± ${words.time(report.downtime_error_ms)}` : "";
+  facts.update([
+    ["Downtime", report.downtime_ms > 0 ? words.time(report.downtime_ms) + error : "none: the guest was paused before"],
+    ["In all", words.time(report.total_ms)],
+    ["Before the first page", words.time(report.setup_ms)],
+    ["Sent", `${words.bytes(report.bytes_sent)}, of which device state ${words.bytes(report.state_bytes)}`],
+    ["Pages", `${words.count(report.pages_total)}, of which zero ${words.count(report.pages_zero)}, after the guest resumed ${words.count(report.pages_after_resume)}`],
+    ["Faults", faults(report)],
+    ["Mode", `${report.mode}: ${report.mode_reason}`],
+    ["Rounds ended since", report.rounds_reason],
+    ["Fabric", `${report.fabric}: ${report.fabric_reason}`],
+    ["Verified", report.verified === null ? null : report.verified ? "every page is the same on both sides" : "pages differ"],
+    ["Recoveries", report.recoveries || null],
+    ...(report.verdict ?? []).map((verdict) => [`Goal ${verdict.goal} ${words.time(verdict.wanted_ms)}`,
+      verdict.kept === null ? "not measured" : `${verdict.kept ? "kept" : "missed"}: ${words.time(verdict.measured_ms)}`]),
+  ]);
+  return facts.element;
+}
+
+function rounds(report) {
+  const columns = [["Round"], ["Pages", "number"], ["Zero", "number wide"], ["Time", "number"], ["Guest wrote", "number"]];
+  const cells = ([index, round]) => [String(index + 1), words.count(round.pages), words.count(round.zero), words.time(round.duration_ms),
+    `${words.count(round.dirty_pages_per_s)} pages/s`];
+  const table = new Table("Rounds", columns, ([index]) => index, cells, "No rounds.");
+  table.update([...report.rounds.entries()]);
+  return table.element;
+}
+
+function slowest(report) {
+  const columns = [["At"], ["All", "number"], ["Asked", "number wide"], ["Read", "number"], ["Mapped", "number wide"], ["Page", "wide"]];
+  const cells = ([, fault]) => [words.time(fault.at_ms), words.micros(fault.total_us), words.micros(fault.asked_us),
+    words.micros(fault.read_us), words.micros(fault.map_us), `${fault.block} + 0x${fault.offset.toString(16)}`];
+  const table = new Table("Slowest faults", columns, ([index]) => index, cells, "No fault fetched a page.");
+  table.update([...(report.slowest_faults ?? []).entries()]);
+  return table.element;
+}
+
+const spansOf = (title, parts) => parts.length === 0 ? element("p", { class: "none" }, "Not known.")
+  : spans(title, parts.map((part) => [part.name, part.start_ms, part.duration_ms]), words.time);
+
+/** The elements of a report. Both sides know the phases and the faults, the source also the rest. */
+export function report({ role, outcome: { report: of } }) {
+  const phases = section("Phases", spansOf("From the request to the end", of.phases));
+  const slow = section("Slowest faults", slowest(of));
+  if (role === "destination") return [section("Result", ownFigures(of)), phases, slow];
+  return [section("Result", figures(of)), phases, section("Pause", spansOf("From STOP to RESUME", of.pause)),
+    section("Rounds", rounds(of)), slow];
+}

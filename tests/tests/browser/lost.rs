@@ -1,0 +1,86 @@
+//! A page that is not answered.
+#![cfg(test)]
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use vmove_skip::need;
+use vmove_tests::browser::{Browser, Tab};
+use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::pki::Pki;
+use vmove_tests::sandbox::Sandbox;
+
+use crate::served::{Served, ready};
+
+const CALM: &str = "document.getElementById('trouble').childElementCount === 0";
+
+fn told(browser: &mut Browser, tab: &Tab, words: &[&str]) {
+    for word in words {
+        browser.wait_for_text(tab, "#trouble", word).expect("it is said");
+    }
+}
+
+#[test]
+fn a_page_that_loses_its_daemon_says_so_and_comes_back() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let mut node = Node::start(&sandbox, "a", NodeOptions::default()).expect("a node");
+    let mut page = Served::of(&node).expect("a page");
+    let mut browser = Browser::start().expect("a browser");
+    let tab = browser.open(&page.url).expect("the page");
+    browser.wait_for_text(&tab, "#node", "a: 0 VMs").expect("the node");
+    assert_eq!(browser.value(&tab, CALM).expect("a value"), true);
+
+    node.crash();
+    told(&mut browser, &tab, &["vmoved does not answer", "systemctl start vmoved", "What is shown is of"]);
+    assert_eq!(
+        browser.text(&tab, "#node").expect("text").split(',').next(),
+        Some("a: 0 VMs"),
+        "what was known stays"
+    );
+    node.run().expect("it starts again");
+    browser.wait(&tab, CALM).expect("it is taken back");
+    browser.wait_for_text(&tab, "#said", "vmoved answers again").expect("it is told");
+
+    // One that hangs.
+    let pid = Pid::from_raw(node.pid().expect("it runs"));
+    kill(pid, Signal::SIGSTOP).expect("it stops");
+    told(&mut browser, &tab, &["vmoved does not answer", "It has said nothing for 15 s"]);
+    kill(pid, Signal::SIGCONT).expect("it goes on");
+    browser.wait(&tab, CALM).expect("it is taken back");
+
+    page.process.kill();
+    told(&mut browser, &tab, &["The server of this page does not answer", "start it again"]);
+}
+
+fn configure(node: &Node, clients: &str) {
+    let path = node.folder().join("vmoved.toml");
+    let text = std::fs::read_to_string(&path).expect("a configuration");
+    let rest = text.split_once("[nodes]").expect("its nodes").1;
+    std::fs::write(&path, format!("{clients}\n[nodes]{rest}")).expect("a configuration");
+    kill(Pid::from_raw(node.pid().expect("it runs")), Signal::SIGHUP).expect("it is told");
+}
+
+#[test]
+fn a_role_that_has_expired_is_said() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let pki = Pki::new(&["127.0.0.1".parse().expect("an address")]).expect("certificates");
+    let viewer = "[[client]]\nname = \"eyes\"\nrole = \"viewer\"\n";
+    let options = NodeOptions { extra: pki.flags(), config: viewer.to_owned(), ..NodeOptions::default() };
+    let node = Node::start(&sandbox, "a", options).expect("a node");
+    let shown = pki.client("eyes").expect("a certificate");
+    let file = |name: &str| shown.join(name).display().to_string();
+    let files = [file("client.pem"), file("client.key"), file("ca.pem")];
+    let at = node.listen().to_string();
+    let page =
+        Served::by(&["--at", &at, "--tls-cert", &files[0], "--tls-key", &files[1], "--tls-ca", &files[2]])
+            .expect("a page");
+    let mut browser = Browser::start().expect("a browser");
+    let tab = browser.open(&page.url).expect("the page");
+    browser.wait_for_text(&tab, "#node", "a: 0 VMs").expect("the node, over TLS");
+
+    configure(&node, "");
+    told(&mut browser, &tab, &["You may not look at this node", "no [[client]] entry"]);
+    configure(&node, viewer);
+    browser.wait(&tab, CALM).expect("the role is back");
+}
