@@ -87,7 +87,7 @@ mod taps;
 #[cfg(not(loom))]
 pub mod throttle;
 #[cfg(not(loom))]
-mod visiting;
+pub mod visiting;
 #[cfg(not(loom))]
 mod visits;
 #[cfg(not(loom))]

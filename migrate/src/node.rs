@@ -46,6 +46,8 @@ pub struct EngineConfig {
     pub disk: Arc<dyn Disk>,
     /// Opens connections to peers.
     pub dialer: Arc<dyn Dialer>,
+    /// Port by which peers reach this node. `None`: they cannot, and no guest comes back to it by itself.
+    pub port: Option<u16>,
     /// Bulk connections per session.
     pub bulk_connections: u8,
     /// How long a session that lost its peer after the hand-over goes on trying.

@@ -178,6 +178,9 @@ pub struct DestinationRecord {
     /// A guest that came for a visit is to stay: the rest of its memory is fetched.
     #[serde(default)]
     pub stays: bool,
+    /// Where the home of a guest that came for a visit is reached: `host:port`.
+    #[serde(default)]
+    pub home_address: Option<String>,
 }
 
 impl DestinationRecord {

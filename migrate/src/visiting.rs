@@ -17,9 +17,38 @@ use vmove_node::journal::Journal;
 use vmove_node::layout::memory_dir;
 use vmove_node::peer::SessionId;
 use vmove_node::record::VmRecord;
+use vmove_qmp::known_events;
 use vmove_types::Backing;
+use vmove_types::go_home::GoHome;
 use vmove_types::progress::{Role, VISIT};
-use vmove_types::spec::{Mode, Visit};
+use vmove_types::spec::{MigrationSpec, Mode, Visit};
+
+/// A guest that is here for a visit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VisitHere {
+    /// The VM.
+    pub vm: String,
+    /// The node that it came from.
+    pub home: String,
+    /// Where that is reached, if it has said so: `host:port`.
+    pub home_address: Option<String>,
+    /// What takes the guest home by itself.
+    pub go_home: GoHome,
+    /// When the visit was taken here: RFC 3339, UTC.
+    pub began_at: Option<String>,
+}
+
+/// An event that no QEMU has would never come.
+fn awaits_known_event(spec: &MigrationSpec) -> Result<(), EngineError> {
+    let Some(event) = &spec.go_home.on_event else { return Ok(()) };
+    if known_events().contains(&event.name) {
+        return Ok(());
+    }
+    Err(EngineError::BadSpec(format!(
+        "visit: expected a QMP event that takes the guest home, such as VSERPORT_CHANGE, WATCHDOG or BLOCK_JOB_COMPLETED, found {}, which QEMU does not have",
+        event.name
+    )))
+}
 
 impl Engine {
     /// What a session of a guest that goes for a visit, or comes home, has beside what others have.
@@ -35,6 +64,7 @@ impl Engine {
                         new.vm.backing.name()
                     )));
                 }
+                awaits_known_event(&new.spec)?;
                 if !new.vm.devices.is_empty() {
                     let why = "visit: expected a guest that owns no devices of this node, found some; migrate it for good";
                     return Err(EngineError::BadSpec(why.to_owned()));
@@ -79,6 +109,46 @@ impl Engine {
             (is_it && progress.mode.as_deref() == Some(VISIT)).then(|| progress.peer.clone())
         };
         self.lock().iter().find_map(|(id, handle)| Some((*id, visits(handle)?)))
+    }
+
+    /// The visits to here that something ends by itself, and whether their guests are on their way home.
+    #[must_use]
+    pub fn visits_that_end(&self) -> Vec<(SessionId, bool)> {
+        let sessions = self.lock();
+        let leaves =
+            |vm: &str| sessions.values().any(|h| h.vm == vm && h.role == Role::Source && h.is_running());
+        let ends = |h: &Handle| {
+            h.role == Role::Destination && h.is_running() && h.progress.borrow().going_home.is_some()
+        };
+        sessions.iter().filter(|(_, h)| ends(h)).map(|(id, h)| (*id, leaves(&h.vm))).collect()
+    }
+
+    /// What is known of a visit to here, from its journal. `None` if it is none, or the guest is to stay.
+    #[must_use]
+    pub fn visit(&self, id: SessionId) -> Option<VisitHere> {
+        let path = self.node.session_dir(id).join("destination.jsonl");
+        let record = Journal::<DestinationRecord>::read_on(self.node.disk(), &path).ok()?;
+        if !record.is_visit() {
+            return None;
+        }
+        Some(VisitHere {
+            vm: record.prepare.vm,
+            home: record.prepare.source,
+            home_address: record.home_address,
+            go_home: record.prepare.spec.go_home,
+            began_at: record.began_at,
+        })
+    }
+
+    /// The visit by which a VM is here.
+    #[must_use]
+    pub fn visit_by(&self, vm: &str) -> Option<VisitHere> {
+        self.visitor(vm).and_then(|(id, _)| self.visit(id))
+    }
+
+    /// A guest could not be taken home by itself: `vmove status` says why.
+    pub fn was_not_taken_home(&self, visit: SessionId, why: String) {
+        self.node.visits.tell_not_home(visit, why);
     }
 
     /// The way home gives RAM files another name in this node's folder for guest memory.

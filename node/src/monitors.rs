@@ -20,7 +20,7 @@ pub type Listener = Box<dyn Fn(&Path, &Arc<Event>) + Send + Sync>;
 pub struct Monitors {
     /// Never held across a connection attempt: a QEMU that hangs must not keep others waiting.
     clients: Mutex<HashMap<PathBuf, Arc<AsyncMutex<Option<Client>>>>>,
-    listener: Arc<OnceLock<Listener>>,
+    listeners: Arc<OnceLock<Vec<Listener>>>,
 }
 
 impl fmt::Debug for Monitors {
@@ -58,19 +58,17 @@ impl Monitors {
         *self.slot(path).lock().await = Some(client);
     }
 
-    /// Has `listener` hear of all events of all QEMUs, whoever else holds their monitors. Once, before there is a connection: a second one
-    /// is not taken.
-    pub fn hear(&self, listener: Listener) {
-        let _ = self.listener.set(listener);
+    /// Has `listeners` hear of all events of all QEMUs, whoever else holds their monitors. Once, before there is a connection: others are not
+    /// taken later.
+    pub fn hear(&self, listeners: Vec<Listener>) {
+        let _ = self.listeners.set(listeners);
     }
 
     fn listen_to(&self, path: &Path, client: &Client) {
-        if self.listener.get().is_some() {
-            let (listener, path) = (Arc::clone(&self.listener), path.to_owned());
+        if self.listeners.get().is_some_and(|all| !all.is_empty()) {
+            let (listeners, path) = (Arc::clone(&self.listeners), path.to_owned());
             client.listen(move |event| {
-                if let Some(heard) = listener.get() {
-                    heard(&path, event);
-                }
+                listeners.get().into_iter().flatten().for_each(|heard| heard(&path, event));
             });
         }
     }

@@ -19,6 +19,7 @@ pub mod doctor;
 pub mod fork;
 pub mod fork_devices;
 pub mod fork_report;
+pub mod go_home;
 pub mod goal;
 pub mod group;
 pub mod hook;

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::disk::DiskProgress;
+use crate::go_home::GoHome;
 use crate::promise::Promise;
 use crate::report::{FaultStats, PhaseTime, Report};
 
@@ -173,6 +174,25 @@ pub struct MissingDevice {
 /// Mode of a guest that is away for a visit, instead of how its memory crosses.
 pub const VISIT: &str = "visit";
 
+/// How a guest that visits goes home by itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct GoingHome {
+    /// When.
+    pub when: GoHome,
+    /// Why the last try has failed, on the node that it visits; it is tried again. `None`: not tried yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+impl GoingHome {
+    /// Nothing was tried yet. `None` if nothing takes the guest home by itself.
+    #[must_use]
+    pub fn of(when: &GoHome) -> Option<Self> {
+        when.is_some().then(|| Self { when: when.clone(), failed: None })
+    }
+}
+
 /// How much of a RAM block has arrived, part by part: a map of it to look at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -251,6 +271,9 @@ pub struct Progress {
     /// What has arrived of the guest's memory, where this daemon is the destination and still at work.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub arrived: Vec<ArrivedBlock>,
+    /// Of a visit that something ends by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub going_home: Option<GoingHome>,
     /// How it ended, or `running`.
     pub outcome: Outcome,
 }
@@ -285,6 +308,7 @@ impl Progress {
             missing_devices: Vec::new(),
             disks: Vec::new(),
             arrived: Vec::new(),
+            going_home: None,
             outcome: Outcome::Running,
         }
     }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceChoice;
 use crate::disk::{ALL_DISKS, DiskPlace, SourceDisks};
+use crate::go_home::GoHome;
 use crate::goal::Goals;
 
 /// How guest memory crosses, as decided (never `auto`).
@@ -191,6 +192,8 @@ pub struct MigrationSpec {
     pub source_disks: SourceDisks,
     /// Whether the guest moves for good. Default: [`Visit::No`]. The others are post-copy.
     pub visit: Visit,
+    /// What takes a guest that goes for a visit home by itself.
+    pub go_home: GoHome,
 }
 
 impl Default for MigrationSpec {
@@ -214,6 +217,7 @@ impl Default for MigrationSpec {
             disk_map: Vec::new(),
             source_disks: SourceDisks::Keep,
             visit: Visit::No,
+            go_home: GoHome::default(),
         }
     }
 }
@@ -275,9 +279,15 @@ impl MigrationSpec {
 
     /// A visit leaves most of the memory where it is: what needs all of it at the destination is not for visits.
     fn validate_visit(&self) -> Result<(), String> {
+        if self.visit != Visit::Go && self.go_home.is_some() {
+            return Err(
+                "go_home: expected a guest that goes for a visit (visit = \"go\"), found none".to_owned()
+            );
+        }
         if self.visit == Visit::No {
             return Ok(());
         }
+        self.go_home.validate()?;
         let refused = [
             (!matches!(self.mode.fixed(), None | Some(Mode::Postcopy)), "another mode than postcopy"),
             (self.verify, "verify"),

@@ -63,6 +63,7 @@ impl Migrate {
             disk_map: self.disks.which.disk_map.clone(),
             source_disks: self.disks.source_disks,
             visit: default.visit,
+            go_home: default.go_home,
         };
         let to = self.to_of.iter().find(|(about, _)| of(about)).map_or(&self.to, |(_, to)| to);
         MigrateRequest { vm: vm.to_owned(), to: to.clone(), options }

@@ -1,8 +1,9 @@
 //! Arguments of `vmove visit`.
 
-use clap::{ArgGroup, Args};
+use clap::{ArgGroup, Args, ValueEnum};
 
 use super::milliseconds;
+use vmove_types::go_home::{AwaitedEvent, GoHome};
 use vmove_types::migration::MigrateRequest;
 use vmove_types::spec::{Bandwidth, MigrationSpec, Visit as Step};
 use vmove_types::units;
@@ -13,6 +14,9 @@ use vmove_types::units;
     group = ArgGroup::new("step").required(true).args(["to", "back", "stay"]),
     after_help = "Examples:
   vmove visit web --to hpc7
+  vmove visit web --to hpc7 --for 2h
+  vmove visit web --to hpc7 --until VSERPORT_CHANGE:id=job,open=false
+  vmove visit web --to hpc7 --return-when idle
   vmove visit web --back          (on the node that web visits)
   vmove visit web --stay          (there, too)
 
@@ -21,7 +25,10 @@ ahead of them as it goes on to touch. Its home keeps its memory: what the guest 
 the link between them must last. When the guest comes back, only what it has touched crosses again, and of that only what has changed.
 
 A guest whose home is lost waits at the first page that it lacks, until its home is back. One that ends on its visit is lost: its home keeps memory,
-and nothing that runs. With --stay the rest of its memory is fetched, as by a post-copy migration."
+and nothing that runs. With --stay the rest of its memory is fetched, as by a post-copy migration.
+
+With --for, --until or --return-when the node that it visits takes it home by itself, at whichever comes first; if that fails, it is tried again, and
+`vmove status` says why."
 )]
 pub struct Visit {
     /// Name of the VM
@@ -30,12 +37,24 @@ pub struct Visit {
     /// Where to: host:port, or a name from the daemon's configuration
     #[arg(long, value_name = "NODE")]
     pub to: Option<String>,
-    /// Take the guest home; its home must have an address in this daemon's configuration
+    /// Take the guest home
     #[arg(long)]
     pub back: bool,
     /// Let the guest stay on this node for good
     #[arg(long)]
     pub stay: bool,
+    /// Take it home this long after it came
+    #[arg(long = "for", value_name = "TIME", value_parser = milliseconds, requires = "to")]
+    pub for_ms: Option<u64>,
+    /// Take it home when its QEMU tells of this event there: NAME, or NAME:KEY=VALUE,… with fields of its data
+    #[arg(long, value_name = "EVENT", requires = "to")]
+    pub until: Option<AwaitedEvent>,
+    /// Take it home when it has been idle for --idle-for: its QEMU uses less than 5 % of one processor
+    #[arg(long, value_name = "WHAT", requires = "to")]
+    pub return_when: Option<ReturnWhen>,
+    /// How long it must be idle
+    #[arg(long, value_name = "TIME", value_parser = milliseconds, default_value = "60s", requires = "return_when")]
+    pub idle_for: u64,
     /// Cap on what is read ahead, such as 10Gbit or 1GiB per second [default: none]
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate, conflicts_with = "stay")]
     pub bandwidth: Option<u64>,
@@ -47,6 +66,13 @@ pub struct Visit {
     pub detach: bool,
 }
 
+/// What a guest goes home by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ReturnWhen {
+    /// It has nothing to do
+    Idle,
+}
+
 impl Visit {
     /// The request for a step of the visit, to this node.
     #[must_use]
@@ -54,6 +80,11 @@ impl Visit {
         let default = MigrationSpec::default();
         let options = MigrationSpec {
             visit: step,
+            go_home: GoHome {
+                after_ms: self.for_ms,
+                on_event: self.until.clone(),
+                when_idle_ms: self.return_when.map(|ReturnWhen::Idle| self.idle_for),
+            },
             bandwidth: self.bandwidth.map(Bandwidth),
             timeout_ms: self.timeout.unwrap_or(default.timeout_ms),
             ..default

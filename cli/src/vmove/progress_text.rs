@@ -3,9 +3,10 @@
 use serde_json::{Value, json};
 
 use vmove_types::disk::DiskReport;
+use vmove_types::go_home::GoHome;
 use vmove_types::migration::MigrationList;
 use vmove_types::problem::Exit;
-use vmove_types::progress::{GuestPlace, MissingDevice, Outcome, Progress, Role};
+use vmove_types::progress::{GoingHome, GuestPlace, MissingDevice, Outcome, Progress, Role};
 use vmove_types::report::{
     DeviceTimes, FaultStats, HeadStartStats, NetworkStats, PhaseTime, Report, SlowFault, VisitEnd,
 };
@@ -112,17 +113,21 @@ pub fn describe(progress: &Progress) -> String {
     let Progress { id, vm, peer, .. } = progress;
     match &progress.outcome {
         Outcome::Done { report } => summary(report),
-        Outcome::Running | Outcome::Reconnecting { .. } => fields(&[
-            ("migration", id.clone()),
-            ("vm", vm.clone()),
-            ("group", progress.group.clone().unwrap_or_else(|| "none".to_owned())),
-            (if progress.role == Role::Source { "to" } else { "from" }, peer.clone()),
-            ("mode", progress.mode.clone().unwrap_or_else(|| "not decided yet".to_owned())),
-            ("fabric", progress.fabric.clone().unwrap_or_else(|| "not agreed on yet".to_owned())),
-            ("began", progress.began_at.as_deref().map_or_else(|| "unknown".to_owned(), time)),
-            ("time", format_ms(progress.elapsed_ms)),
-            ("state", line(progress)),
-        ]),
+        Outcome::Running | Outcome::Reconnecting { .. } => {
+            let mut rows = vec![
+                ("migration", id.clone()),
+                ("vm", vm.clone()),
+                ("group", progress.group.clone().unwrap_or_else(|| "none".to_owned())),
+                (if progress.role == Role::Source { "to" } else { "from" }, peer.clone()),
+                ("mode", progress.mode.clone().unwrap_or_else(|| "not decided yet".to_owned())),
+                ("fabric", progress.fabric.clone().unwrap_or_else(|| "not agreed on yet".to_owned())),
+                ("began", progress.began_at.as_deref().map_or_else(|| "unknown".to_owned(), time)),
+                ("time", format_ms(progress.elapsed_ms)),
+                ("state", line(progress)),
+            ];
+            rows.extend(progress.going_home.iter().map(|going| ("goes home", goes_home(going))));
+            fields(&rows)
+        }
         Outcome::Refused { blockers } => {
             let mut out = format!("{vm:?} cannot move to {peer} as asked; nothing was changed:");
             for blocker in blockers {
@@ -160,6 +165,20 @@ pub fn blocker_line(blocker: &vmove_types::check::Blocker) -> String {
         format!(" [only {}]", blocker.modes.join(", "))
     };
     format!("{}{subject}: {}{modes}", blocker.code, blocker.message)
+}
+
+/// When a guest goes home by itself.
+pub fn when(go_home: &GoHome) -> String {
+    let after = go_home.after_ms.map(|ms| format!("{} after it came", format_ms(to_f64(ms))));
+    let event = go_home.on_event.as_ref().map(|event| format!("on {event}"));
+    let idle = go_home.when_idle_ms.map(|ms| format!("when it has been idle for {}", format_ms(to_f64(ms))));
+    let all: Vec<String> = [after, event, idle].into_iter().flatten().collect();
+    all.join(", or ")
+}
+
+fn goes_home(going: &GoingHome) -> String {
+    let failed = going.failed.as_ref().map(|why| format!("; the last try failed: {why}"));
+    format!("{}{}", when(&going.when), failed.unwrap_or_default())
 }
 
 fn place(guest: GuestPlace) -> &'static str {

@@ -3,6 +3,7 @@
 use super::Ended;
 use super::follow::{Followed, Interrupt, follow_until};
 use super::migrations::{ended, finish, left, started};
+use super::progress_text::when;
 use crate::args::visit::Visit;
 use crate::failure::Failure;
 use crate::output::{End, say, say_json};
@@ -50,8 +51,13 @@ async fn go(client: &Client, args: &Visit, to: &str, json: bool) -> Result<Ended
         say_json(&progress)?;
     } else {
         let (vm, peer) = (&progress.vm, &progress.peer);
+        let itself = progress
+            .going_home
+            .as_ref()
+            .map(|going| format!("It goes home by itself {}.\n", when(&going.when)));
+        let itself = itself.unwrap_or_default();
         say(&format!(
-            "{vm} visits {peer}: its memory is here, and follows as {vm} touches it (migration {id}).\nOn {peer}: `vmove visit {vm} --back` takes it home, `vmove visit {vm} --stay` lets it stay"
+            "{vm} visits {peer}: its memory is here, and follows as {vm} touches it (migration {id}).\n{itself}On {peer}: `vmove visit {vm} --back` takes it home, `vmove visit {vm} --stay` lets it stay"
         ))?;
     }
     Ok(Ended::With(Exit::Done))

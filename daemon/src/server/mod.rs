@@ -8,6 +8,7 @@ mod endpoint;
 mod fabric_check;
 mod fabrics;
 mod folders;
+mod going_home;
 mod grants;
 mod hooks;
 mod libvirt;
@@ -39,6 +40,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::Instrument;
 
+use crate::server::going_home::Visitors;
 use vmove_clone::engine::{EngineOptions, ForkEngine};
 use vmove_hooks::Hooks;
 use vmove_hooks::hooks::Settings;
@@ -90,6 +92,8 @@ struct App {
     /// Processors that VMs have for themselves.
     pub tuning: Arc<Tuning>,
     hooks: Arc<Hooks>,
+    /// Guests that go home from visits by themselves.
+    visitors: Arc<Visitors>,
     carrier: Arc<Carrier>,
     known: KnownPeers,
     fabrics: Arc<Fabrics>,
@@ -215,6 +219,7 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     tasks.spawn(metrics::sample(app.clone(), app.metrics.clone()));
     tasks.spawn(learn_qemus());
     hooks::start(&app, &mut tasks);
+    tasks.spawn(going_home::take_home(app.clone()));
     tasks.spawn(reload_on_hangup(tls, app.access.clone()));
     // Last: whoever can connect here gets answers.
     let control = &app.config.control;
@@ -334,7 +339,8 @@ async fn assemble(
     let vms = Arc::new(VmStore::open(&config.state_dir.join("vms"))?);
     let monitors = Arc::new(Monitors::default());
     let hooks = open_hooks(&config)?;
-    hooks::listen(&hooks, &monitors, &vms);
+    let visitors = Arc::new(Visitors::default());
+    monitors.hear(hooks::listener(&hooks, &vms).into_iter().chain([visitors.listener()]).collect());
     let audit = config.audit_log.as_deref().map(|path| {
         Audit::open(path)
             .with_context(|| format!("Could not open the audit log {} (audit-log)", path.display()))
@@ -372,6 +378,7 @@ async fn assemble(
         devices: devices.clone(),
         disk: Arc::new(KernelDisk),
         dialer: dialer.clone(),
+        port: Some(listen.port()),
         bulk_connections: config.bulk_connections,
         reconnect_for: config.reconnect_for,
         keep_migrations: config.keep_migrations,
@@ -439,6 +446,7 @@ async fn assemble(
         grants,
         tuning,
         hooks,
+        visitors,
         carrier,
         known,
         fabrics,

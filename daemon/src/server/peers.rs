@@ -164,7 +164,9 @@ impl PeerPort {
             Ok(Err(_)) | Err(_) => return,
         };
         match (&self.tls, first) {
-            (None, First::Greeting) => self.peer(Wire::Plain(stream), Caller::default(), from, place).await,
+            (None, First::Greeting) => {
+                self.peer(Wire::Plain(stream), Caller::default().from(from.ip()), from, place).await;
+            }
             (None, First::Http) => self.http(stream, Origin::Plain(from), from, place).await,
             (None, First::Tls) => refuse_tls(stream, from).await,
             (Some(tls), First::Tls) => {
@@ -201,7 +203,7 @@ impl PeerPort {
         if let Err(why) = self.access.check_node(&certificate) {
             return refuse_client(stream, from, &why).await;
         }
-        self.peer(Wire::Tls(Box::new(stream)), certificate.caller(), from, place).await;
+        self.peer(Wire::Tls(Box::new(stream)), certificate.caller().from(from.ip()), from, place).await;
     }
 
     /// Another daemon.

@@ -20,10 +20,10 @@ use crate::devices::{missing, told};
 use crate::owed::TRY_AGAIN;
 use crate::ownership::DestinationEvent;
 use crate::proto::message::{self, DestinationStand, Running, SourceStand, ToDestination, ToSource};
-use crate::visits::VisitStand;
+use crate::visits::{Listening, Said, VisitStand};
 use crate::vmm::QemuHandle;
 use vmove_types::problem::chain;
-use vmove_types::progress::{Outcome, Phase, VISIT};
+use vmove_types::progress::{GoingHome, Outcome, Phase, VISIT};
 use vmove_types::report::VisitEnd;
 use vmove_types::time::Mono;
 
@@ -48,7 +48,7 @@ pub(super) struct Owner {
     /// What is known of the other guests of its group.
     others: watch::Sender<Others>,
     /// Of a guest that came for a visit: what is said of that.
-    visit: Option<watch::Receiver<VisitStand>>,
+    visit: Option<Listening>,
     /// How that has ended.
     visit_end: Option<VisitEnd>,
 }
@@ -111,7 +111,11 @@ impl Owner {
     ) -> Option<(Complete, Control)> {
         let record = session.journal.record();
         if record.is_visit() {
-            session.publisher.update(|p| p.mode = Some(VISIT.to_owned()));
+            let going_home = GoingHome::of(&record.prepare.spec.go_home);
+            session.publisher.update(|p| {
+                p.mode = Some(VISIT.to_owned());
+                p.going_home = going_home;
+            });
             self.visit = Some(session.node.visits.listen(record.id));
         } else if record.stays {
             self.visit_end = Some(VisitEnd::Stayed);
@@ -198,7 +202,7 @@ impl Owner {
             session.start_readers()?;
             tokio::select! {
                 biased;
-                stand = said_of(&mut self.visit), if self.visit_end.is_none() => self.visit_is(stand, session)?,
+                said = said_of(&mut self.visit), if self.visit_end.is_none() => self.visit_is(said, session)?,
                 news = self.guest.news() => match news? {
                     News::Answers(monitor) => self.connected(session, monitor),
                     News::Runs(resumed) => self.runs(session, control, resumed).await?,
@@ -236,7 +240,7 @@ impl Owner {
         if self.visit.is_none() || self.visit_end.is_some() || self.process.alive() {
             return false;
         }
-        let went = self.visit.as_ref().is_some_and(|visit| *visit.borrow() == VisitStand::WentHome);
+        let went = self.visit.as_ref().is_some_and(|visit| visit.stand() == VisitStand::WentHome);
         let end = if went { VisitEnd::Home } else { VisitEnd::Ended };
         tracing::info!(?end, "the guest's QEMU has ended after its visit, or in it");
         self.visit_end = Some(end);
@@ -244,19 +248,25 @@ impl Owner {
     }
 
     /// What was said of a visit.
-    fn visit_is(&mut self, stand: VisitStand, session: &mut Session) -> Result<(), DestinationError> {
-        if stand == VisitStand::WentHome {
-            self.visit_end = Some(VisitEnd::Home);
-        }
-        if stand == VisitStand::Stays {
-            // Written down first: it is not begun twice, but a daemon started anew goes on with it.
-            session.write(|r| r.stays = true)?;
-            (self.visit, self.visit_end) = (None, Some(VisitEnd::Stayed));
-            let mode = session.journal.record().mode.map(|mode| mode.to_string());
-            session.publisher.update(|p| p.mode = mode);
-            session.files.memory.demand.end();
-            session.pages.fill().iter().for_each(|fill| fill.queue.wake());
-            tracing::info!("the guest stays: the rest of its memory is fetched");
+    fn visit_is(&mut self, said: Said, session: &mut Session) -> Result<(), DestinationError> {
+        match said {
+            Said::WentHome => self.visit_end = Some(VisitEnd::Home),
+            Said::NotHome(why) => session.publisher.update(|p| {
+                p.going_home.iter_mut().for_each(|going| going.failed = Some(why.clone()));
+            }),
+            Said::Stays => {
+                // Written down first: it is not begun twice, but a daemon started anew goes on with it.
+                session.write(|r| r.stays = true)?;
+                (self.visit, self.visit_end) = (None, Some(VisitEnd::Stayed));
+                let mode = session.journal.record().mode.map(|mode| mode.to_string());
+                session.publisher.update(|p| {
+                    p.mode = mode;
+                    p.going_home = None;
+                });
+                session.files.memory.demand.end();
+                session.pages.fill().iter().for_each(|fill| fill.queue.wake());
+                tracing::info!("the guest stays: the rest of its memory is fetched");
+            }
         }
         Ok(())
     }
@@ -500,15 +510,11 @@ impl Owner {
     }
 }
 
-/// How a visit stands, once others have said so. Never ends for a guest that came to stay. Cancel-safe.
-async fn said_of(visit: &mut Option<watch::Receiver<VisitStand>>) -> VisitStand {
-    let said = match visit {
-        // Acted on once: the next look finds no visit, or figures.
-        Some(told) => told.wait_for(|stand| *stand != VisitStand::Visits).await.ok().map(|stand| *stand),
-        None => None,
-    };
-    match said {
-        Some(stand) => stand,
+/// What others say of a visit. Never ends for a guest that came to stay. Cancel-safe.
+async fn said_of(visit: &mut Option<Listening>) -> Said {
+    match visit {
+        // An end is acted on once: the next look finds no visit, or figures.
+        Some(told) => told.said().await,
         None => std::future::pending().await,
     }
 }

@@ -1,5 +1,6 @@
 //! How a session at the destination comes to be: asked for by a source, or taken up again after a restart.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,7 +92,9 @@ pub(crate) async fn serve_new(
             return;
         }
     };
-    let opening = open(node, hello.session, prepare, (room, publisher), arrivals);
+    let home = caller.address.zip(prepare.home_port);
+    let home = home.map(|(address, port)| SocketAddr::new(address, port).to_string());
+    let opening = open(node, (hello.session, home), prepare, (room, publisher), arrivals);
     // Devices are bound, which may take long.
     match while_alive(&mut channel, opening).await {
         Ok((mut session, accepted)) => {
@@ -296,12 +299,12 @@ pub(crate) fn enter_again(node: &Node, record: &DestinationRecord) {
 
 async fn open(
     node: Arc<Node>,
-    id: SessionId,
+    (id, home): (SessionId, Option<String>),
     prepare: Prepare,
     (reserved, publisher): (Reservation, Publisher),
     arrivals: mpsc::Receiver<Arrival>,
 ) -> Result<(Session, Accepted), Box<(Publisher, OpenError)>> {
-    match room(&node, (id, publisher.began_at()), prepare).await {
+    match room(&node, (id, publisher.began_at(), home), prepare).await {
         Ok((files, journal, accepted)) => {
             Ok((session(node, journal, (reserved, publisher), files, arrivals), accepted))
         }
@@ -313,7 +316,7 @@ async fn open(
 /// not find. Nothing is left if that fails.
 async fn room(
     node: &Node,
-    (id, began_at): (SessionId, Option<String>),
+    (id, began_at, home_address): (SessionId, Option<String>, Option<String>),
     mut prepare: Prepare,
 ) -> Result<(VmFiles, Journal<DestinationRecord>, Accepted), OpenError> {
     let asked = check::destination::asked_of(&prepare);
@@ -373,6 +376,7 @@ async fn room(
         missing: Vec::new(),
         images: Vec::new(),
         stays: false,
+        home_address,
     };
     let (dir, disk) = (node.session_dir(id), node.disk());
     let path = dir.join("destination.jsonl");

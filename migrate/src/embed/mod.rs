@@ -174,6 +174,7 @@ impl Builder {
                 devices: Arc::new(NoDevices),
                 disk: Arc::new(KernelDisk),
                 dialer,
+                port: Some(port.address().port()),
                 bulk_connections: bulk_connections.clamp(1, 16),
                 reconnect_for: Duration::from_secs(600),
                 keep_migrations: 1000,

@@ -82,6 +82,9 @@ pub struct Prepare {
     /// The guest comes back from a visit: the destination is its home, which has kept its memory.
     #[serde(default)]
     pub home: Option<Home>,
+    /// Port of the source, by which a guest that goes for a visit comes back.
+    #[serde(default)]
+    pub home_port: Option<u16>,
 }
 
 /// A visit, named by both of its nodes alone.

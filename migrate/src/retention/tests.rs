@@ -49,6 +49,7 @@ pub(crate) fn at_source(dir: &Path, state: SourceState, freed: bool, untold: boo
         missing: Vec::new(),
         disks: Vec::new(),
         home: None,
+        home_port: None,
         group: None,
         report: Report::default(),
     };
@@ -102,6 +103,7 @@ pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool
         missing: Vec::new(),
         images: Vec::new(),
         stays: false,
+        home_address: None,
     };
     Journal::create(&dir.join("destination.jsonl"), record).unwrap();
 }

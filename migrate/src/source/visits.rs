@@ -11,13 +11,13 @@ use crate::kept_memory::is_kept;
 use crate::node::Node;
 use crate::pending::PageSet;
 use crate::proto::message::Complete;
-use crate::visits::VisitStand;
+use crate::visits::{Said, VisitStand};
 use vmove_memory::MemoryError;
 use vmove_node::disk::remove_files;
 use vmove_node::record::VmRecord;
 use vmove_qmp::process::ProcessError;
 use vmove_types::problem::chain;
-use vmove_types::progress::VISIT;
+use vmove_types::progress::{GoingHome, VISIT};
 use vmove_types::report::VisitEnd;
 use vmove_types::spec::Visit;
 
@@ -27,7 +27,11 @@ const SAYS_SO_ITSELF: Duration = Duration::from_secs(5);
 /// The guest runs at the destination, and is never given back by it from here on.
 pub(super) fn guest_runs_there(session: &Session) {
     if session.spec().visit == Visit::Go {
-        session.publisher.update(|p| p.mode = Some(VISIT.to_owned()));
+        let going_home = GoingHome::of(&session.spec().go_home);
+        session.publisher.update(|p| {
+            p.mode = Some(VISIT.to_owned());
+            p.going_home = going_home;
+        });
         let (node, vm) = (Arc::clone(&session.node), session.vm().clone());
         // Nothing waits for it: pages are served from the files.
         vmove_node::task::spawn(async move {
@@ -60,8 +64,11 @@ pub(super) fn came_home(session: &Session, earlier: bool) -> impl Future<Output 
             node.visits.tell(id, VisitStand::WentHome);
         }
         let mut told = node.visits.listen(id);
-        if told.wait_for(|stand| *stand == VisitStand::WentHome).await.is_err() {
-            return std::future::pending().await;
+        while told.said().await != Said::WentHome {
+            // It is not told to stay here, where it is not.
+            if told.stand() != VisitStand::Visits {
+                return std::future::pending().await;
+            }
         }
         tokio::time::sleep(SAYS_SO_ITSELF).await;
         Complete { visit: Some(VisitEnd::Home), ..Complete::default() }

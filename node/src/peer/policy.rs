@@ -1,6 +1,7 @@
 //! What a node with a certificate may do on this one: bring guests at all, and what their command lines may have QEMU do.
 
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -36,6 +37,16 @@ impl Default for PeerPolicy {
 pub struct Caller {
     /// Names in its certificate: DNS names and addresses, and the common name. Empty without TLS.
     pub names: Vec<String>,
+    /// The address that it connects from. `None` on a Unix socket.
+    pub address: Option<IpAddr>,
+}
+
+impl Caller {
+    /// The same, from this address.
+    #[must_use]
+    pub fn from(self, address: IpAddr) -> Self {
+        Self { address: Some(address), ..self }
+    }
 }
 
 /// Why what another node brings is not taken.
@@ -175,7 +186,10 @@ mod tests {
             accept_from: Some(names.iter().map(|name| (*name).to_owned()).collect()),
             ..PeerPolicy::default()
         };
-        let caller = |names: &[&str]| Caller { names: names.iter().map(|name| (*name).to_owned()).collect() };
+        let caller = |names: &[&str]| {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            Caller { names, address: None }
+        };
         PeerPolicy::default().accepts(&caller(&[])).unwrap();
         policy(&["node-a", "*.rack1.example"]).accepts(&caller(&["other", "Node-A"])).unwrap();
         policy(&["*.example"]).accepts(&caller(&["n1.rack1.example"])).unwrap();

@@ -13,6 +13,7 @@ mod doctor;
 mod embedded;
 mod events;
 mod goals;
+mod going_home;
 mod guest;
 mod history;
 mod io_threads;

@@ -103,6 +103,36 @@ fn a_guest_comes_home_with_what_it_touched_on_its_visit() {
     }
 }
 
+/// Of 1 GiB in use, the guest touches 64 MiB there and writes 16.
+#[test]
+fn a_visit_of_a_large_guest_brings_little_of_it_to_and_fro() {
+    need!(ready());
+    let working = Config {
+        working_set_mib: 16,
+        cold_mib: 48,
+        rate: Rate::PagesPerSecond(2_000),
+        verify: 16_000,
+        ..Config::default()
+    };
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let mut guest = Guest::new(1024, working).expect("a QEMU");
+    guest.used_mib = 440;
+    let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest");
+    done(&scene.a, &["migrate", NAME, "--to", "b", "--mode", "postcopy"]);
+    let whole = 2 * bytes_sent(&done(&scene.b, &["migrate", NAME, "--to", "a", "--mode", "postcopy"]));
+    let visit = go(&scene);
+    scene.sound_at(&scene.b).expect("it has touched all of its 64 MiB there");
+    let back = bytes_sent(&done(&scene.b, &["visit", NAME, "--back"]));
+    scene.sound_at(&scene.a).expect("it works at home again, and all that it reads is right");
+    until("the visit has ended", || done(&scene.a, &["status", &visit])["outcome"]["state"] == "done");
+    let there = bytes_sent(&report(&scene.a, &visit));
+    eprintln!(
+        "{there} bytes there, {back} back; a migration to and fro {whole}: {:.3}",
+        (there + back) as f64 / whole as f64
+    );
+    assert!((there + back) * 100 <= whole * 15, "{there} and {back} of {whole}");
+}
+
 #[test]
 fn a_guest_that_visits_can_stay_and_move_on() {
     need!(ready());

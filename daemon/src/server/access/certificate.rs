@@ -48,7 +48,7 @@ impl Certificate {
 
     /// The node that has it.
     pub fn caller(&self) -> Caller {
-        Caller { names: self.names.clone() }
+        Caller { names: self.names.clone(), address: None }
     }
 }
 

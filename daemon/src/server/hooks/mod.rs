@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 use vmove_hooks::{Event, Hooks, Node};
-use vmove_node::monitors::Monitors;
+use vmove_node::monitors::Listener;
 use vmove_node::store::VmStore;
 
 use super::App;
@@ -23,14 +23,14 @@ pub use migrations::{follow, wanted};
 /// How often VMs are looked for whose monitor nobody holds: those of an earlier daemon, and those that a migration has brought.
 const HOLD_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Has hooks hear of the events of QEMUs, whoever holds their monitors: a migration, a fork, or nobody. Before there is a connection.
-pub fn listen(hooks: &Arc<Hooks>, monitors: &Monitors, vms: &Arc<VmStore>) {
+/// By which hooks hear of the events of QEMUs, whoever holds their monitors: a migration, a fork, or nobody. `None` if they wait for none.
+pub fn listener(hooks: &Arc<Hooks>, vms: &Arc<VmStore>) -> Option<Listener> {
     if hooks.qmp_events().is_empty() {
-        return;
+        return None;
     }
     let (hooks, vms) = (Arc::clone(hooks), Arc::clone(vms));
     let names = Mutex::new(HashMap::<PathBuf, String>::new());
-    monitors.hear(Box::new(move |socket, event| {
+    Some(Box::new(move |socket, event| {
         // Most events are none that a hook waits for: nothing is copied for them.
         if !hooks.qmp_events().contains(&event.name) {
             return;
@@ -48,7 +48,7 @@ pub fn listen(hooks: &Arc<Hooks>, monitors: &Monitors, vms: &Arc<VmStore>) {
             // A QEMU that is to become a VM here: a migration that has not handed over, or a child that does not run yet.
             None => tracing::debug!(socket = %socket.display(), event = event.name, "no VM of this node yet"),
         }
-    }));
+    }))
 }
 
 /// Starts what hooks need beside the events that come by themselves.

@@ -10,7 +10,9 @@ use tokio::sync::watch;
 use vmove_http::events::{Sender, Wanted};
 use vmove_http::{Answer, Json, Path, Query, Refusal};
 use vmove_migrate::engine::{Engine, EngineError};
+use vmove_node::peer::PeerTarget;
 use vmove_types::progress::Progress;
+use vmove_types::spec::Visit;
 
 use crate::server::hooks::begin_migration;
 use crate::server::problem::IntoProblem;
@@ -41,10 +43,22 @@ pub async fn start(
     Json(request): Json<MigrateRequest>,
 ) -> Result<(StatusCode, axum::Json<Taken>), Refusal> {
     request.options.validate().map_err(|why| Problem::new(Code::BadOption, why))?;
-    let to = app.known.target(&request.to).map_err(IntoProblem::into_problem)?;
+    let to = target(&app, &request)?;
     let (id, note) =
         detached(async move { begin_migration(&app, &request.vm, to, request.options).await }).await?;
     Ok((StatusCode::ACCEPTED, axum::Json(Taken { id, note })))
+}
+
+/// Where to. The home of a guest that visits needs no address in the configuration: it has given its own.
+fn target(app: &App, request: &MigrateRequest) -> Result<PeerTarget, Problem> {
+    let target = app.known.target(&request.to);
+    if target.is_err() && request.options.visit == Visit::Back {
+        let home = app.engine.visit_by(&request.vm).filter(|visit| visit.home == request.to);
+        if let Some(address) = home.and_then(|visit| visit.home_address) {
+            return Ok(PeerTarget { name: request.to.clone(), address });
+        }
+    }
+    target.map_err(IntoProblem::into_problem)
 }
 
 /// One migration now.

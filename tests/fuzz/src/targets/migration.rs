@@ -143,6 +143,7 @@ fn prepare() -> Prepare {
         in_group: true,
         libvirt: None,
         home: None,
+        home_port: None,
     }
 }
 

@@ -113,6 +113,7 @@ fn assemble(world: &World, life: &Arc<Life>) -> anyhow::Result<Daemon> {
         devices: Arc::new(devices.clone()),
         disk,
         dialer: Arc::new(SimDialer::new(world, life)),
+        port: None,
         bulk_connections: 2,
         reconnect_for: RECONNECT_FOR,
         keep_migrations: 1000,
