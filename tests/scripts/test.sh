@@ -65,7 +65,17 @@ test_lint() {
         skipped 'cargo deny' "it is not installed ('cargo install --locked cargo-deny')"
     fi
     checked 'modules, files and crates' cargo run --quiet --package vmove-structure || failed=1
+    checked 'crates can be published' package_crates || failed=1
     return $failed
+}
+
+# All crates but those of the tests: whether their manifests are whole, and name no crate that has no version. They are not built once more.
+package_crates() {
+    local packages=() name
+    while read -r name; do
+        packages+=(-p "$name")
+    done < <(sed -n 's/^\(vmove-[a-z-]*\) = { path = "[^"]*", version.*/\1/p' "$ROOT/Cargo.toml")
+    [ "${#packages[@]}" -gt 0 ] && cargo package --quiet --allow-dirty --no-verify --offline "${packages[@]}"
 }
 
 # What is tested is built as the tests are: with checks for overflow, and without compiling every dependency once more. With the tests:

@@ -98,6 +98,8 @@ pub struct Guest {
     pub modules: Vec<&'static str>,
     /// Memory in MiB that it fills and gives up again before it begins: free, and not zero.
     pub used_mib: u32,
+    /// MiB of its first disk that it reads again and again, in parts of 8 MiB. It says `VMOVE-GUEST SCANNED` after each.
+    pub scan_mib: u32,
     /// The name of another guest on its network, which it calls until that answers. It needs an address.
     pub neighbour: Option<String>,
     /// More QEMU arguments.
@@ -131,6 +133,7 @@ impl Guest {
             aligned: true,
             modules: Vec::new(),
             used_mib: 0,
+            scan_mib: 0,
             neighbour: None,
             extra: Vec::new(),
             disk: None,
@@ -177,6 +180,9 @@ impl Guest {
         }
         if self.used_mib > 0 {
             task = format!("{task} vmove.used_mib={}", self.used_mib);
+        }
+        if self.scan_mib > 0 {
+            task = format!("{task} vmove.scan_mib={}", self.scan_mib);
         }
         if let Some(neighbour) = &self.neighbour {
             task = format!("{task} vmove.neighbour={neighbour}");

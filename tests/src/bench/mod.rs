@@ -15,6 +15,7 @@
 //! | [`promise`] | `./run bench promise`: what migrations promise beside what was measured |
 //! | [`client`] | `./run bench client`: what a client on the network sees of moves |
 //! | [`evacuate`] | `./run bench evacuate`: many guests leave a node |
+//! | [`visit`] | `./run bench visit`: when a visit pays |
 //! | [`fork`] | `./run bench fork`: forks, beside what QEMU alone can do |
 
 pub mod ballast;
@@ -31,4 +32,5 @@ pub mod qemu;
 pub mod report;
 pub mod spread;
 pub mod svg;
+pub mod visit;
 pub mod vmove;
