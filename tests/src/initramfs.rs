@@ -19,6 +19,7 @@ for word in $(/bin/busybox cat /proc/cmdline); do
         done ;;
     vmove.address=*) address=${word#*=} ;;
     vmove.neighbour=*) neighbour=${word#*=} ;;
+    vmove.worker=*) worker=1 ;;
     vmove.scan_mib=*) scan=${word#*=} ;;
     vmove.used_mib=*)
         # Free memory that has been used before, and is not zero.
@@ -51,6 +52,18 @@ scan_disk() {
         done
     done
 }
+# Whoever writes `SHARE OF` to the second serial port is told the sum of that share of the numbers up to 1000.
+worker() {
+    /bin/busybox stty -F /dev/ttyS1 raw -echo
+    while read -r share of; do
+        sum=0 number=$share
+        while [ "$number" -le 1000 ]; do
+            sum=$((sum + number)) number=$((number + of))
+        done
+        echo "$share $sum"
+    done </dev/ttyS1 >/dev/ttyS1
+}
+[ -z "$worker" ] || worker &
 # When all modules are loaded.
 [ -z "$scan" ] || scan_disk "$scan" &
 if [ "$address" = dhcp ]; then

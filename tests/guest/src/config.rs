@@ -152,7 +152,7 @@ impl Config {
                     }
                 }
                 // Read by the initramfs's own script.
-                "modules" | "used_mib" | "neighbour" | "scan_mib" => {}
+                "modules" | "used_mib" | "neighbour" | "scan_mib" | "worker" => {}
                 _ => return Err(format!("{word}: no such parameter")),
             }
         }

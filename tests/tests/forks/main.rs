@@ -6,6 +6,7 @@ mod broken_off;
 mod by_guest;
 mod disks;
 mod disks_hosts;
+mod example;
 mod hooks;
 mod hosts;
 mod huge_pages;
