@@ -38,8 +38,9 @@ class Host:
                     time.sleep(0.001)
 
     def end(self) -> None:
-        self.thread.join()
+        # First: a host that was asked too little ends by it.
         self.port.close()
+        self.thread.join()
         self.socket.close()
 
 
