@@ -24,7 +24,7 @@ const LOST: u8 = 1;
 #[must_use]
 pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let ticket = std::env::var("VMOVE_FORK_TICKET").ok();
-    let options = match options::parse(arguments, ticket) {
+    let options = match options::parse(arguments, ticket.as_deref()) {
         Ok(Parsed::Help) => {
             say(options::HELP);
             return ExitCode::SUCCESS;

@@ -80,7 +80,7 @@ struct Given {
 /// Reads the arguments behind the program's name. `ticket` stands for one that is not given.
 pub fn parse(
     arguments: impl Iterator<Item = OsString>,
-    ticket: Option<String>,
+    ticket: Option<&str>,
 ) -> Result<Parsed, lexopt::Error> {
     let mut parser = lexopt::Parser::from_args(arguments);
     let mut given = Given::default();
@@ -111,7 +111,7 @@ pub fn parse(
     asked(given, ticket).map(Parsed::Options)
 }
 
-fn asked(given: Given, ticket: Option<String>) -> Result<Options, lexopt::Error> {
+fn asked(given: Given, ticket: Option<&str>) -> Result<Options, lexopt::Error> {
     let Given { mut words, count, json, port, result } = given;
     if words.is_empty() {
         return Err("expected run, fork, join, kill or exit, found nothing".into());
@@ -125,7 +125,9 @@ fn asked(given: Given, ticket: Option<String>) -> Result<Options, lexopt::Error>
     }
     let ticket_of = |words: &mut Vec<OsString>| match words.first() {
         Some(_) => words.remove(0).string(),
-        None => ticket.clone().ok_or_else(|| "expected a TICKET, found none, nor VMOVE_FORK_TICKET".into()),
+        None => ticket
+            .map(str::to_owned)
+            .ok_or_else(|| "expected a TICKET, found none, nor VMOVE_FORK_TICKET".into()),
     };
     let asked = match verb.as_str() {
         "run" => {
@@ -163,7 +165,7 @@ mod tests {
 
     fn read(line: &str) -> Result<Parsed, String> {
         let words = line.split(' ').filter(|word| !word.is_empty()).map(Into::into);
-        parse(words, Some("env".to_owned())).map_err(|error| error.to_string())
+        parse(words, Some("env")).map_err(|error| error.to_string())
     }
 
     fn asked(line: &str) -> Asked {
