@@ -20,7 +20,7 @@ vmove_bench() {
             cd "$ROOT" || exit
             exec cargo test --release -p vmove-tests --test moves -- --ignored --test-threads=1 --nocapture disk_figures
             ;;
-        client | evacuate | fork | libvirt | pause | promise | visit)
+        client | evacuate | fork | fork-job | libvirt | pause | promise | visit)
             local program=$1-bench
             shift
             exec "$(target_dir)/release/$program" "$@"

@@ -36,7 +36,18 @@ build_guest() {
     say "building the guest's program and its initramfs"
     (cd "$ROOT" && RUSTFLAGS='-C target-feature=+crt-static -C strip=symbols' cargo build --release -p vmove-guest \
         --target "$GUEST_TARGET" --target-dir "$target/guest")
-    mkdir -p "$CACHE/guest"
+    build_fork_program
     "$tools/guest-image" --busybox "$CACHE/busybox/bin/busybox" --modules "$CACHE/kernel/modules" \
         --program "$target/guest/$GUEST_TARGET/release/vmove-guest" --output "$CACHE/guest/initrd.img"
+}
+
+# The program for guests that fork themselves: small, and linked statically, so that any guest can run it.
+build_fork_program() {
+    local target
+    target=$(target_dir)/guest
+    (cd "$ROOT" && RUSTFLAGS='-C target-feature=+crt-static -C strip=symbols' cargo build --profile guest -p vmove-fork \
+        --target "$GUEST_TARGET" --target-dir "$target")
+    mkdir -p "$CACHE/guest"
+    cp "$target/$GUEST_TARGET/guest/vmove-fork" "$CACHE/guest/vmove-fork.new"
+    mv "$CACHE/guest/vmove-fork.new" "$CACHE/guest/vmove-fork"
 }

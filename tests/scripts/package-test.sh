@@ -124,6 +124,8 @@ installed_is_whole() {
     for command in run migrate completions; do machine a test -e /usr/share/man/man1/vmove-$command.1.gz; done
     machine a bash -n /usr/share/bash-completion/completions/vmove
     machine a test -s /usr/share/zsh/vendor-completions/_vfork -a -s /usr/share/fish/vendor_completions.d/vmove.fish
+    machine a /usr/share/vmove/guest/vmove-fork --version | grep '^vmove-fork '
+    machine a test -s /usr/share/vmove/guest/c/vmove_fork.h -a -s /usr/share/vmove/guest/python/vmove_fork.py
     machine a dpkg-query -W -f '${Conffiles}' vmove | grep '^ /etc/vmove/vmoved.toml '
     [ "$(machine a stat -c %a /etc/vmove /etc/vmove/vmoved.toml | xargs)" = '700 600' ]
     [ "$(machine a vmove --version)" = "vmove $(machine a dpkg-query -W -f '${Version}' vmove)" ]

@@ -39,6 +39,10 @@ build_packages() {
     say "building programs (profile $profile)"
     (cd "$ROOT" && cargo build --quiet --profile "$profile" "${PACKAGED[@]}")
     make_pages "$(target_dir)/${VMOVE_PROFILE:-release}"
+    # shellcheck source=tests/scripts/build.sh
+    source "$ROOT/tests/scripts/build.sh"
+    build_fork_program
+    install -D "$CACHE/guest/vmove-fork" "$(target_dir)/${VMOVE_PROFILE:-release}/packages/guest/vmove-fork"
     mkdir -p "$folder"
     rm -f "$folder"/vmove*.{,d}deb
     for package in vmove-daemon vmove-bridge; do

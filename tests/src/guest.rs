@@ -109,6 +109,8 @@ pub struct Guest {
     pub disk: Option<PathBuf>,
     /// What follows the accelerator's name in `-accel`, with its comma.
     pub accel_options: &'static str,
+    /// Its initramfs, unless it is the usual one.
+    pub initrd: Option<PathBuf>,
     /// What follows on the kernel's command line.
     pub kernel_options: &'static str,
     /// What runs in it.
@@ -138,6 +140,7 @@ impl Guest {
             extra: Vec::new(),
             disk: None,
             accel_options: "",
+            initrd: None,
             kernel_options: "",
             system: System::Linux,
         })
@@ -173,7 +176,8 @@ impl Guest {
             line.extend(self.extra.iter().cloned());
             return Ok(line);
         }
-        add(&["-kernel", &text(places::guest_kernel()?)?, "-initrd", &text(places::guest_initrd()?)?]);
+        let initrd = self.initrd.clone().map_or_else(places::guest_initrd, Ok)?;
+        add(&["-kernel", &text(places::guest_kernel()?)?, "-initrd", &text(initrd)?]);
         let mut task = self.config.to_string();
         if !self.modules.is_empty() {
             task = format!("{task} vmove.modules={}", self.modules.join(","));

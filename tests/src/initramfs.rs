@@ -76,6 +76,25 @@ elif [ -n "$address" ]; then
     /bin/busybox ip address add "$address" dev eth0 && /bin/busybox ip link set eth0 up ||
         echo "VMOVE-GUEST ERROR no network card for $address"
 fi
+# Runs what a test types: lines that come over a port of their own, and after each says how it ended.
+typed() {
+    /bin/busybox --install -s /bin
+    number=0
+    exec 3<>"$1"
+    while :; do
+        # Nothing comes while nobody is connected.
+        if read -r line <&3; then
+            number=$((number + 1))
+            /bin/busybox sh -c "$line" 3<&-
+            echo "VMOVE-GUEST TYPED $number $?"
+        else
+            sleep 0.1
+        fi
+    done
+}
+for port in /sys/class/virtio-ports/*; do
+    [ "$(/bin/busybox cat "$port/name" 2>/dev/null)" != KEYBOARD ] || typed "/dev/${port##*/}" &
+done
 /bin/vmove-guest
 echo "VMOVE-GUEST ERROR the program ended with $?"
 while :; do /bin/busybox sleep 1000; done
@@ -92,6 +111,9 @@ bound | renew)
     echo "VMOVE-GUEST ADDRESS $ip/$mask mtu=$mtu dns=$dns router=$router" >/dev/console ;;
 esac
 "#;
+
+/// The virtio-serial port over which tests type: [`crate::typist`].
+pub const KEYBOARD: &str = "org.vmove.test.keyboard";
 
 /// Paths of the parts of the guest.
 #[derive(Debug)]
@@ -117,7 +139,8 @@ pub fn build(parts: &Parts<'_>) -> Result<Vec<u8>> {
     }
     // The kernel opens it for init's output before anything is mounted.
     archive.add("dev/console", Kind::CharDevice { major: 5, minor: 1 }, &[]);
-    let init = INIT.replace("SERVICE_PORT", &vmove_guest::SERVICE_PORT.to_string());
+    let init =
+        INIT.replace("SERVICE_PORT", &vmove_guest::SERVICE_PORT.to_string()).replace("KEYBOARD", KEYBOARD);
     archive.add("init", Kind::Program, init.as_bytes());
     archive.add("bin/dhcp", Kind::Program, DHCP.as_bytes());
     archive.add("bin/busybox", Kind::Program, &read(parts.busybox)?);
@@ -127,6 +150,28 @@ pub fn build(parts: &Parts<'_>) -> Result<Vec<u8>> {
         archive.add(&format!("modules/{name}"), Kind::File, &read(module)?);
     }
     Ok(archive.finish())
+}
+
+/// The bytes of an initramfs with more files, of which each has a path without a leading slash. All of them are programs. The kernel unpacks
+/// archives that follow each other.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn with_files(initramfs: &Path, files: &[(String, PathBuf)]) -> Result<Vec<u8>> {
+    let read =
+        |path: &Path| std::fs::read(path).with_context(|| format!("could not read {}", path.display()));
+    let mut archive = Archive::default();
+    let mut folders = std::collections::BTreeSet::new();
+    for (name, path) in files {
+        let above: Vec<&Path> = Path::new(name).ancestors().skip(1).collect();
+        for folder in above.into_iter().rev().filter(|folder| !folder.as_os_str().is_empty()) {
+            if folders.insert(folder.to_owned()) {
+                archive.add(&folder.to_string_lossy(), Kind::Folder, &[]);
+            }
+        }
+        archive.add(name, Kind::Program, &read(path)?);
+    }
+    Ok([read(initramfs)?, archive.finish()].concat())
 }
 
 #[derive(Clone, Copy)]

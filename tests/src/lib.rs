@@ -51,3 +51,4 @@ pub mod scene;
 pub mod ssh;
 pub mod tap;
 pub mod tsc;
+pub mod typist;

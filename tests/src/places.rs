@@ -56,6 +56,14 @@ pub fn guest_initrd() -> Result<PathBuf> {
     place("VMOVE_GUEST_INITRD", "guest/initrd.img")
 }
 
+/// The program with which a guest's shell scripts fork their machine, linked statically.
+///
+/// # Errors
+/// When it does not exist; the error says what to do.
+pub fn fork_program() -> Result<PathBuf> {
+    place("VMOVE_FORK_PROGRAM", "guest/vmove-fork")
+}
+
 /// A busybox that needs no libraries.
 ///
 /// # Errors

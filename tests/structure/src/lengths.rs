@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 /// Lines that a file may have.
 pub const LONGEST: usize = 600;
 /// Files that people write and read.
-const KINDS: [&str; 4] = ["rs", "sh", "py", "s"];
+const KINDS: [&str; 6] = ["rs", "sh", "py", "s", "c", "h"];
 /// Folders of which nobody writes the files.
 const NOT_OURS: [&str; 1] = ["target"];
 
