@@ -56,6 +56,11 @@ fn answers(console: &str, what: &str) -> Vec<Value> {
 
 /// No child is left anywhere, and nothing that was noted of a ticket.
 fn is_clean(fleet: &Fleet) {
+    nothing_is_left(fleet);
+    fleet.parent.sound(&fleet.nodes[0], NAME).expect("the parent is sound");
+}
+
+fn nothing_is_left(fleet: &Fleet) {
     for node in &fleet.nodes {
         let own: &[&str] = if node.name() == "n1" { &[NAME] } else { &[] };
         until("its children have ended", || node.vms().expect("a list") == own);
@@ -67,7 +72,6 @@ fn is_clean(fleet: &Fleet) {
             until(&format!("{} has nothing in {folder}", node.name()), || left().is_empty());
         }
     }
-    fleet.parent.sound(&fleet.nodes[0], NAME).expect("the parent is sound");
 }
 
 #[test]
@@ -158,6 +162,78 @@ fn a_result_comes_when_the_link_is_back() {
     printed(&fleet, "round 0: 2 children");
     eprintln!("the results came {} ms after the link", begun.elapsed().as_millis());
     is_clean(&fleet);
+}
+
+#[test]
+fn a_host_has_results_on_its_disk_until_they_are_fetched() {
+    need!(ready());
+    let task = Config { hold_s: HOLD_S, ..task(2) };
+    let mut fleet = fleet(2, task, r#"["n2"]"#, "");
+    printed(&fleet, "VMOVE-GUEST PORT fork: ");
+    fleet.networks.cut(2, true).expect("the link is cut");
+    until("its children have ended behind the cut", || fleet.nodes[1].vms().expect("a list").is_empty());
+    fleet.nodes[1].crash();
+    fleet.nodes[1].run().expect("a daemon");
+    fleet.networks.cut(2, false).expect("the link is back");
+    printed(&fleet, "round 0: 2 children");
+    is_clean(&fleet);
+}
+
+#[test]
+fn a_guest_is_answered_however_far_its_fork_had_come() {
+    need!(ready());
+    let mut fleet = fleet(2, Config { hold_s: 1, ..task(4) }, r#"["self", "n2"]"#, "");
+    until("the guest asks", || fleet.nodes[0].log().contains("a guest forks itself"));
+    fleet.nodes[0].crash();
+    fleet.nodes[0].run().expect("a daemon");
+    // Either it is told that there are no children, or it has some, of which those that did not run are lost.
+    until("the guest is answered", || {
+        let console = console(&fleet);
+        let refused = console.contains(r#""error":"fork-failed""#);
+        refused || !answers(&console, "join").is_empty()
+    });
+    let console = console(&fleet);
+    eprintln!(
+        "{}",
+        console
+            .lines()
+            .filter(|line| line.contains("PORT") || line.contains("ERROR"))
+            .collect::<Vec<_>>()
+            .join("\n")
+    );
+    nothing_is_left(&fleet);
+}
+
+#[test]
+fn each_host_takes_as_many_as_it_lets_guests_have() {
+    need!(ready());
+    let setup = Setup { config: Some(Config { hold_s: 1, ..task(6) }), port: true, ..Setup::default() };
+    let fleet = fleet_with(4, &setup, |number| {
+        let own = match number {
+            2 => "from-guest = false\n",
+            3 => "from-guest = true\nfrom-guest-max-children = 1\n",
+            4 => "from-guest = true\nfrom-guest-max-depth = 1\n",
+            _ => "from-guest = true\n",
+        };
+        format!("{own}from-guest-to = [\"n2\", \"n3\", \"n4\"]\n")
+    });
+    let console = printed(&fleet, "VMOVE-GUEST JOB done");
+    assert_eq!(answers(&console, "fork")[0]["size"], 2, "{console}");
+    assert!(fleet.nodes[0].log().contains("this host lets no guest fork itself"), "{}", fleet.nodes[0].log());
+    assert!(fleet.nodes[0].log().contains("all guests together have 1"), "{}", fleet.nodes[0].log());
+    is_clean(&fleet);
+}
+
+#[test]
+fn children_of_children_count_among_those_of_the_first_guest() {
+    need!(ready());
+    // Two children, and two of the first of these to ask: the third and fourth of three.
+    let task = Config { nest: 2, ..task(2) };
+    let fleet = fleet(1, task, r#"["self"]"#, "max-children = 3\n");
+    until("a child is refused", || {
+        let said = |child: &str| fleet.nodes[0].vm(child).map(|vm| vm.console()).unwrap_or_default();
+        ["guest.1", "guest.2"].iter().all(|child| said(child).contains("3 are allowed"))
+    });
 }
 
 #[test]

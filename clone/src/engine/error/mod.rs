@@ -77,9 +77,6 @@ pub enum ForkError {
     /// A hook of the operator.
     #[error(transparent)]
     Hook(#[from] ForbiddenByHook),
-    /// Children that a guest asked for, and may not have here.
-    #[error(transparent)]
-    FromGuest(#[from] super::guest::Refusal),
     /// More children than the policy allows.
     #[error("{asked} children were asked for, this node allows {allowed} (max-children in [fork])")]
     TooManyChildren {
@@ -363,7 +360,6 @@ impl ForkError {
             Self::DevicesMissing { .. } => Code::DeviceMissing,
             Self::Hook(_) => Code::ForbiddenByHook,
             Self::NotAdmitted(why) => why.code,
-            Self::FromGuest(why) => why.code(),
             Self::TooManyChildren { .. }
             | Self::TooManyPrepared { .. }
             | Self::Peers(_)

@@ -9,9 +9,10 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::LOOK_INTERVAL;
-use super::family::{Family, MAX_TICKETS};
+use super::family::{Family, MAX_TICKETS, lost};
 use super::line::{Line, MAX_LINE, Refusal, Request, parse};
 use super::store::Waits;
+use super::tickets::new_ticket;
 use crate::engine::ForkEngine;
 use crate::engine::error::ForkError;
 use crate::engine::options::SELF;
@@ -34,7 +35,7 @@ impl ForkEngine {
             Line::TooFast => Err(Refusal::new(Code::Busy, "too many lines: wait for each answer")),
         };
         let done = match asked {
-            Ok(_) if !self.policy.from_guest => Err(not_here()),
+            Ok(_) if !self.policy.from_guest => Err(Refusal::not_here()),
             Ok(Request::Fork(count)) => self.fork_for(vm, count).await,
             Ok(Request::Join(ticket)) => self.join_for(vm, &ticket).await,
             Ok(Request::Kill(ticket)) => self.kill_for(vm, &ticket).await,
@@ -126,7 +127,7 @@ impl ForkEngine {
             let text = format!("{MAX_TICKETS} tickets are open: join or kill one");
             return Err(Refusal::new(Code::Forbidden, text));
         }
-        let record = super::new_ticket(ticket, vm, None, lineage);
+        let record = new_ticket(ticket, vm, None, lineage);
         state.families.insert(ticket.to_owned(), Family::new(record, request.count, share));
         Ok(())
     }
@@ -244,16 +245,6 @@ impl ForkEngine {
             self.guests.lock().families.values().filter(|family| family.has(vm)).for_each(Family::tell);
         })
     }
-}
-
-/// A child without a result.
-pub(super) fn lost(why: &str) -> Value {
-    json!({ "lost": why })
-}
-
-/// Guests may not fork themselves.
-pub(super) fn not_here() -> Refusal {
-    Refusal::new(Code::Forbidden, "this host lets no guest fork itself")
 }
 
 fn told(vm: &str, done: Result<Value, Refusal>) -> Value {

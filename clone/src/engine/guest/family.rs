@@ -196,6 +196,11 @@ impl Family {
     }
 }
 
+/// A child without a result.
+pub fn lost(why: &str) -> Value {
+    json!({ "lost": why })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::Guests;
-use super::answer::lost;
+use super::family::lost;
 use super::line::MAX_LINE;
 use crate::engine::ForkEngine;
 use crate::engine::error::ForkError;

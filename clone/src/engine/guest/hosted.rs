@@ -1,15 +1,18 @@
 //! Children that guests of other nodes have here: whether they may come, and what their node is told of their ends.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use vmove_types::problem::Code;
 
-use super::answer::{lost, not_here};
-use super::family::Family;
-use super::{LOOK_INTERVAL, new_ticket};
+use super::LOOK_INTERVAL;
+use super::family::{Family, lost};
+use super::line::Refusal;
+use super::tickets::new_ticket;
 use crate::engine::ForkEngine;
-use crate::engine::error::ForkError;
+use crate::engine::error::{self, ForkError};
 use crate::engine::message::{AskTicket, Numbers, OfGuest, Order, TicketAct, TicketEnds};
 use crate::record::Lineage;
 
@@ -25,14 +28,14 @@ impl ForkEngine {
     pub(in crate::engine) async fn admit_order(&self, order: &Order) -> Result<(), ForkError> {
         let Some(OfGuest { root, depth }) = &order.guest else { return Ok(()) };
         if !self.policy.from_guest {
-            return Err(not_here().into());
+            return Err(refused(Refusal::not_here()));
         }
         let lineage = Lineage { root: root.clone(), depth: *depth };
-        self.not_too_deep(&lineage)?;
+        self.not_too_deep(&lineage).map_err(refused)?;
         let count = order.indexes.len();
         let _turn = self.guests.admission.lock().await;
         let asked = (order.parent.as_str(), count, order.guest_bytes);
-        let share = self.admit_guests(&lineage, count, asked)?;
+        let share = self.admit_guests(&lineage, count, asked).map_err(refused)?;
         let mut state = self.guests.lock();
         if state.families.contains_key(&order.fork) {
             return Err(ForkError::IdTaken(order.fork.clone()));
@@ -43,15 +46,26 @@ impl ForkEngine {
     }
 
     /// Gives the children of an order their numbers, and writes them down, before any of them runs.
-    pub(in crate::engine) async fn number_hosted(&self, order: &Order, numbers: Option<Numbers>) {
-        let Some(numbers) = numbers.filter(|_| order.guest.is_some()) else { return };
+    pub(in crate::engine) async fn number_hosted(
+        &self,
+        order: &Order,
+        numbers: Option<Numbers>,
+    ) -> Result<(), ForkError> {
+        if order.guest.is_none() {
+            return Ok(());
+        }
+        let Some((numbers, all)) = numbers.and_then(|n| Some((n, range(n, order.indexes.len())?))) else {
+            let text = format!("expected numbers for {} children, found {numbers:?}", order.indexes.len());
+            return Err(refused(Refusal::new(Code::BadRequest, text)));
+        };
         if let Some(family) = self.guests.lock().families.get_mut(&order.fork) {
-            for (index, (_, name)) in (numbers.first..).zip(order.children()) {
+            for (index, (_, name)) in all.zip(order.children()) {
                 family.add(index, &name, None);
             }
             family.record.size = numbers.size;
         }
         self.write_ticket(&order.fork).await;
+        Ok(())
     }
 
     /// The part of this node in a fork has failed: no child of it lives. What some have left before is kept.
@@ -144,6 +158,34 @@ impl ForkEngine {
                 tracing::warn!(%ticket, "results of children were never fetched by the node of their parent: they are forgotten");
                 self.forget_ticket(&ticket).await;
             }
+        }
+    }
+}
+
+/// What the asking node is told.
+fn refused(why: Refusal) -> ForkError {
+    let (code, message) = why.into_parts();
+    error::Refusal { code, message }.into()
+}
+
+/// The numbers of so many children, if they are among those of all.
+fn range(numbers: Numbers, count: usize) -> Option<RangeInclusive<u32>> {
+    let Numbers { first, size } = numbers;
+    let last = first.checked_add(u32::try_from(count).ok()?)?.checked_sub(1)?;
+    (first >= 1 && last <= size).then_some(first..=last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_another_node_are_among_those_of_all_children() {
+        let of = |first, size, count| range(Numbers { first, size }, count);
+        assert_eq!(of(3, 8, 2), Some(3..=4));
+        assert_eq!(of(7, 8, 2), Some(7..=8));
+        for (first, size, count) in [(0, 8, 2), (8, 8, 2), (u32::MAX, u32::MAX, 2), (1, 0, 1)] {
+            assert_eq!(of(first, size, count), None, "{first} of {size}");
         }
     }
 }

@@ -147,9 +147,14 @@ impl Refusal {
         Self { code, message: message.into() }
     }
 
-    /// The stable word for programs.
-    pub const fn code(&self) -> Code {
-        self.code
+    /// Guests may not fork themselves.
+    pub fn not_here() -> Self {
+        Self::new(Code::Forbidden, "this host lets no guest fork itself")
+    }
+
+    /// What another node is told.
+    pub fn into_parts(self) -> (Code, String) {
+        (self.code, self.message)
     }
 
     /// What is written to the guest.

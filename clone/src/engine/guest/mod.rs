@@ -11,10 +11,11 @@
 //! | `answer` | what it is answered |
 //! | `family`, `tickets` | the children of one request, and what they left |
 //! | `store` | what of that outlives the daemon |
-//! | `limit` | what guests may take of this host |
+//! | `admission`, `limit` | what guests may take of this host |
 //! | `gather` | ends of children on other hosts, fetched |
 //! | `hosted` | children here of guests on other hosts |
 
+mod admission;
 mod answer;
 mod family;
 mod gather;
@@ -39,11 +40,9 @@ use vmove_node::record::VmRecord;
 use vmove_qmp::CommandLine;
 
 use self::family::Family;
-pub use self::line::Refusal;
 #[cfg(feature = "fuzzing")]
 pub use self::line::any_lines;
 use self::store::{Store, Waits};
-use self::tickets::new_ticket;
 use super::ForkEngine;
 use super::children::Loaded;
 

@@ -9,8 +9,7 @@ use tokio::sync::Notify;
 use vmove_node::blocking::run_blocking;
 
 use super::Guests;
-use super::answer::lost;
-use super::family::{Family, TicketRecord};
+use super::family::{Family, TicketRecord, lost};
 use super::store::Waits;
 use crate::engine::ForkEngine;
 use crate::engine::message::Numbers;

@@ -356,7 +356,9 @@ impl HostPart {
         if let Err(error) = self.as_ordered(&manifest) {
             return discard_started(starting, error).await;
         }
-        self.engine.number_hosted(&self.order, begin.numbers).await;
+        if let Err(error) = self.engine.number_hosted(&self.order, begin.numbers).await {
+            return discard_started(starting, error).await;
+        }
         let record = self.record(&manifest);
         if let Some(room) = &self.room {
             room.in_files(record.template.clone());
