@@ -112,6 +112,18 @@ pub struct Member {
     /// Its parent's guest asked for it: it counts among what all guests may take of this host.
     #[serde(default)]
     pub by_guest: bool,
+    /// From which guest it comes in the end, if guests asked for all forks in between.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lineage: Option<Lineage>,
+}
+
+/// Where a child comes from that guests have asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lineage {
+    /// The guest that forked itself first: `NODE/VM`.
+    pub root: String,
+    /// 1 for its children, 2 for theirs.
+    pub depth: u32,
 }
 
 /// All members of a node: one JSON file each.
@@ -166,7 +178,8 @@ impl Members {
         fork: &str,
         private: &[QemuMapping],
     ) -> Result<(), CloneError> {
-        let (parent, index, by_guest) = before.map_or((None, 0, false), |m| (m.parent, m.index, m.by_guest));
+        let (parent, index, by_guest, lineage) =
+            before.map_or((None, 0, false, None), |m| (m.parent, m.index, m.by_guest, m.lineage));
         self.put(&Member {
             vm: record.name.clone(),
             pid: record.pid,
@@ -178,6 +191,7 @@ impl Members {
             private: private.to_vec(),
             stopped_to_move: false,
             by_guest,
+            lineage,
         })
     }
 
@@ -221,6 +235,7 @@ mod tests {
             private: Vec::new(),
             stopped_to_move: false,
             by_guest: false,
+            lineage: None,
         };
         members.put(&member).unwrap();
         let record = |pid_start| -> VmRecord {

@@ -16,6 +16,7 @@ pub use self::qemu::{QemuFlags, qemu_user_note};
 pub use self::rdma::OnDemand;
 pub use self::rdma::{RdmaConfig, RdmaFlags};
 pub use vmove_clone::engine::ForkPolicy;
+use vmove_clone::engine::SELF;
 use vmove_hooks::config::{Hook, HookEntry, HookError};
 use vmove_hooks::signals::Sources;
 use vmove_log::LogFormat;
@@ -162,8 +163,8 @@ pub struct ConfigFile {
     bridge: Option<BridgeConfig>,
 }
 
-/// `[fork]`, if it is within its ranges.
-fn checked(policy: ForkPolicy) -> Result<ForkPolicy, ConfigError> {
+/// `[fork]`, if it is within its ranges, and the nodes that it names are `known`.
+fn checked(policy: ForkPolicy, own: &str, known: impl Fn(&str) -> bool) -> Result<ForkPolicy, ConfigError> {
     if let Some(group) = policy.multicast_group.filter(|g| !g.ip().is_multicast() || g.port() == 0) {
         let why = format!("expected an address of 224.0.0.0/4 and a port, found {group}");
         return Err(value("fork.multicast-group", why));
@@ -171,6 +172,16 @@ fn checked(policy: ForkPolicy) -> Result<ForkPolicy, ConfigError> {
     let none = [Some(policy.link_mbit), policy.uplink_mbit, policy.multicast_mbit].contains(&Some(0));
     if none {
         return Err(value("fork", "expected rates of at least 1 megabit per second, found 0".to_owned()));
+    }
+    let to = &policy.from_guest_to;
+    let is_node = |node: &String| node == SELF || node == own || known(node);
+    if let Some(node) = to.iter().find(|node| !is_node(node)) {
+        let why = format!("expected {SELF:?} and names of [nodes], found {node:?}");
+        return Err(value("fork.from-guest-to", why));
+    }
+    if to.is_empty() {
+        let why = format!("expected one node at least, such as {SELF:?}, found none");
+        return Err(value("fork.from-guest-to", why));
     }
     Ok(policy)
 }
@@ -389,6 +400,7 @@ impl Config {
         let hooks = hooks.map_err(|why| ConfigError::Hook { path: flags.config.clone(), why })?;
         let clients = clients::check(file.client, security != Security::Insecure)
             .map_err(|why| ConfigError::Client { path: flags.config.clone(), why })?;
+        let fork = checked(file.fork, &node, known)?;
         let peers = file.peers;
         if peers.accept_from.is_some() && security == Security::Insecure {
             return Err(value(
@@ -416,7 +428,7 @@ impl Config {
             reconnect_for,
             keep_migrations,
             overcommit_memory: file.overcommit_memory.unwrap_or(false),
-            fork: checked(file.fork)?,
+            fork,
             qemu: file.qemu.overridden(flags.qemu)?,
             peers,
             groups: file.control_groups,

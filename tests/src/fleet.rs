@@ -13,7 +13,7 @@ use vmove_guest::config::{Config, Rate};
 
 use crate::daemon::{Node, NodeOptions};
 use crate::disks;
-use crate::forks::{Parent, template_files};
+use crate::forks::{PORT, Parent, template_files};
 use crate::guest::{Accel, Guest, VIRTIO};
 use crate::networks::{self, Networks};
 use crate::payload::{self, KvmPages};
@@ -68,6 +68,8 @@ pub struct Setup {
     pub unseen: bool,
     /// The `PATH` of node 1.
     pub path: Option<String>,
+    /// The guest has the port over which it forks itself.
+    pub port: bool,
     /// The guest is the payload, and runs so.
     pub payload: Option<Accel>,
 }
@@ -189,6 +191,10 @@ pub fn start(count: u8, setup: &Setup, fork: impl Fn(u8) -> String) -> anyhow::R
         guest.modules = VIRTIO.into_iter().chain(["virtio_blk"]).collect();
         guest.extra = (disk.attach)(&image);
         guest.disk = Some(image);
+    }
+    if setup.port {
+        guest.modules = VIRTIO.into_iter().chain(["virtio_console"]).collect();
+        guest.extra = PORT.map(str::to_owned).to_vec();
     }
     let parent = Parent::start(&nodes[0], NAME, "thp", guest)?;
     Ok(Fleet { nodes, parent, networks, images, unseen, _pki: pki, _sandbox: sandbox })

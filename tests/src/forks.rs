@@ -17,6 +17,16 @@ use crate::guest::{Guest, failures};
 use crate::process::ram_in;
 use crate::scene::{End, NAME, STEP_TIMEOUT};
 
+/// QEMU's arguments for the port over which a guest forks itself.
+pub const PORT: [&str; 6] = [
+    "-device",
+    "virtio-serial-pci",
+    "-chardev",
+    "socket,id=fork,path={vmdir}/fork.sock,server=on,wait=off",
+    "-device",
+    "virtserialport,chardev=fork,name=org.vmove.fork",
+];
+
 /// A guest that is to be forked, and where its beacon is.
 #[derive(Debug)]
 pub struct Parent {

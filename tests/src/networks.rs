@@ -137,6 +137,15 @@ impl Networks {
         run("tc", &format!("-n {name} qdisc replace dev eth0 parent 1:1 pfifo_fast")).map(drop)
     }
 
+    /// Takes a node (from 1) off the network, or puts it back.
+    ///
+    /// # Errors
+    /// Without root.
+    pub fn cut(&self, number: u8, cut: bool) -> Result<()> {
+        let state = if cut { "down" } else { "up" };
+        ip(&format!("-n {} link set p{number} {state}", self.name(0)))
+    }
+
     /// Drops this part of the UDP packets that reach a node (from 1). It replaces the part set before.
     ///
     /// # Errors

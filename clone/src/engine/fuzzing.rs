@@ -15,8 +15,8 @@ use vmove_types::report::FaultStats;
 
 use super::distribution::{lie_in, part_at};
 use super::message::{
-    At, Begin, Came, Done, Kin, Kind, Order, OrderDisk, Phase, Pieces, RamPart, Reached, Sight, Sights,
-    Taken, ToHost, ToParent, WarmOrder,
+    AskTicket, At, Begin, Came, Done, Kin, Kind, Numbers, OfGuest, Order, OrderDisk, Phase, Pieces, RamPart,
+    Reached, Sight, Sights, Taken, TicketAct, TicketEnds, ToHost, ToParent, WarmOrder,
 };
 use crate::disk::Disk;
 use crate::template::Manifest;
@@ -103,6 +103,7 @@ fn order() -> Order {
         indexes: vec![1, 2, 3],
         names: Vec::new(),
         grants: std::collections::BTreeMap::new(),
+        guest: Some(OfGuest { root: "n1/web".to_owned(), depth: 2 }),
         verify: true,
         whole: false,
         expect_written: Some(1 << 20),
@@ -143,6 +144,7 @@ fn begin() -> Begin {
         checksum: Some(7),
         parts: vec![part(0, 0, 2), part(0, 512, 1), part(1, 0, 4)],
         no_verbs: Some("why".to_owned()),
+        numbers: Some(Numbers { first: 3, size: 8 }),
     }
 }
 
@@ -173,6 +175,7 @@ pub fn to_host_seeds() -> Vec<Vec<u8>> {
         ToHost::Came(Came { session, passed: 1, end: true }),
         ToHost::Reads(session),
         ToHost::Warm(Box::new(warm)),
+        ToHost::Ticket(AskTicket { ticket: "f-1".to_owned(), act: TicketAct::Kill, taken: vec![1, 2] }),
     ])
 }
 
@@ -206,5 +209,6 @@ pub fn to_parent_seeds() -> Vec<Vec<u8>> {
         ToParent::Ended("killed".to_owned()),
         ToParent::Reads(true),
         ToParent::Prepared,
+        ToParent::Ends(TicketEnds { known: true, living: 1, ends: vec![(2, r#"{"result":1}"#.to_owned())] }),
     ])
 }

@@ -55,6 +55,58 @@ pub enum ToHost {
     Reads(SessionId),
     /// Instead of an order: prepare children for one. They are kept until `Release`, or the end of the connection.
     Warm(Box<WarmOrder>),
+    /// Instead of an order: what has become of the children of a guest that forked itself?
+    Ticket(AskTicket),
+}
+
+/// A question about the children that a guest of the asking node has here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AskTicket {
+    /// Id of the fork.
+    pub ticket: String,
+    pub act: TicketAct,
+    /// Numbers of children whose ends the asking node has written down.
+    pub taken: Vec<u32>,
+}
+
+/// What is to be done about the children of a ticket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TicketAct {
+    /// Answer when another of them has ended, or after a while.
+    Wait,
+    /// End those that live.
+    Kill,
+    /// Nobody waits for them any more.
+    Forget,
+}
+
+/// What has become of the children of a ticket on a node.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct TicketEnds {
+    /// The node has the ticket.
+    pub known: bool,
+    /// Children that live, or are being made.
+    pub living: u32,
+    /// Ends that the asking node did not have: the child's number, and a JSON object with `result` or `lost`. Perhaps not all of them.
+    pub ends: Vec<(u32, String)>,
+}
+
+/// Children that a guest has asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfGuest {
+    /// The guest that forked itself first: `NODE/VM`.
+    pub root: String,
+    /// 1 for its children, 2 for theirs.
+    pub depth: u32,
+}
+
+/// What children are told that a guest has asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Numbers {
+    /// Of the first child of this host, among the children on all nodes. From 1 on.
+    pub first: u32,
+    /// Children on all nodes.
+    pub size: u32,
 }
 
 /// What must be the same for a child that was prepared and one that is ordered.
@@ -112,6 +164,8 @@ pub enum ToParent {
     Reads(bool),
     /// Children wait.
     Prepared,
+    /// What has become of the children of a guest.
+    Ends(TicketEnds),
 }
 
 impl ToHost {
@@ -123,7 +177,7 @@ impl ToHost {
             Self::Alive => "a sign of life",
             Self::Release => "a release",
             Self::GiveUp(_) => "the end of the fork",
-            Self::Which(_) | Self::End(_) | Self::Came(_) | Self::Reads(_) => "a question",
+            Self::Which(_) | Self::End(_) | Self::Came(_) | Self::Reads(_) | Self::Ticket(_) => "a question",
             Self::Warm(_) => "an order for prepared children",
         }
     }
@@ -157,6 +211,7 @@ impl ToParent {
             Self::Ended(_) => "the end of a child",
             Self::Reads(_) => "whether it reads images",
             Self::Prepared => "prepared children",
+            Self::Ends(_) => "ends of children",
         }
     }
 }
@@ -263,6 +318,8 @@ pub struct Order {
     pub devices: Option<String>,
     /// What a bridge lets them have there, by name.
     pub grants: BTreeMap<String, String>,
+    /// A guest has asked for them.
+    pub guest: Option<OfGuest>,
 }
 
 impl Order {
@@ -295,6 +352,8 @@ pub struct Begin {
     pub parts: Vec<RamPart>,
     /// Why the parent's node does not let its memory be read over RDMA after all; `None`: it does, and datagrams go that way, too.
     pub no_verbs: Option<String>,
+    /// What the children are told, if a guest has asked for them.
+    pub numbers: Option<Numbers>,
 }
 
 /// What came of it.

@@ -63,7 +63,7 @@ pub use self::error::{
     DistributionError, DivisionError, ForkError, ImageError, PeersError, Refusal, TalkError, VerbsError,
 };
 pub use self::hooks::ChildOf;
-pub use self::options::{EngineOptions, ForkDialer, ForkPolicy};
+pub use self::options::{EngineOptions, ForkDialer, ForkPolicy, SELF};
 
 use self::children::Prepared;
 use self::guest::Guests;
@@ -168,6 +168,7 @@ impl ForkEngine {
         let (peer_policy, admission) = (options.peers.clone(), options.admission.clone());
         let saved = policy.template_dir.clone().unwrap_or_else(|| options.state_dir.join("templates"));
         let hooks = Arc::clone(&options.hooks);
+        let guests = Guests::new(&dir);
         let images =
             ServedImages::new(&dir.join("disks"), options.reconnect_for, registry.confinement().clone());
         Ok(Arc::new(Self {
@@ -180,7 +181,7 @@ impl ForkEngine {
             journals: dir,
             saved,
             at_work: Arc::new(Semaphore::new(2 * cores)),
-            guests: Guests::default(),
+            guests,
             standby: options.standby.clone(),
             peers: Peers::new(options),
             images: Arc::new(images),

@@ -14,6 +14,9 @@ use vmove_hooks::Hooks;
 use vmove_node::admission::Admission;
 use vmove_node::peer::{Dialer, Hello, KnownPeers, LinkError, PeerPolicy, PeerTarget, Token};
 
+/// This node, in `from-guest-to`.
+pub const SELF: &str = "self";
+
 /// What forks may do, and what is done for them: `[fork]` of the daemon's configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -30,6 +33,12 @@ pub struct ForkPolicy {
     pub from_guest_max_children: Option<usize>,
     /// Most MiB that the children of such guests may take together, if each writes all of its memory; without it, as much as is free.
     pub from_guest_max_mib: Option<u64>,
+    /// Nodes that children of guests that fork themselves are dealt out to in turn: `self` is this one. At least one.
+    pub from_guest_to: Vec<String>,
+    /// How deep guests may fork themselves: 1 lets children fork no further.
+    pub from_guest_max_depth: u32,
+    /// Seconds for which a node with children of a guest may be out of reach before they count as lost.
+    pub from_guest_lost_after_s: u64,
     /// Folder for the overlays of disks; that of each image without it.
     pub overlay_dir: Option<PathBuf>,
     /// Folder for saved templates, such as one on storage that all nodes see; `templates` of the state folder without it.
@@ -61,6 +70,9 @@ impl Default for ForkPolicy {
             from_guest: false,
             from_guest_max_children: None,
             from_guest_max_mib: None,
+            from_guest_to: vec![SELF.to_owned()],
+            from_guest_max_depth: 4,
+            from_guest_lost_after_s: 600,
             overlay_dir: None,
             template_dir: None,
             copy_limit_mib: None,

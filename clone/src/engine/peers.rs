@@ -148,10 +148,20 @@ impl Peers {
 
     /// Asks a node one question.
     pub async fn ask(&self, target: &PeerTarget, question: ToHost) -> Result<ToParent, ForkError> {
+        self.ask_within(target, question, ANSWER_TIMEOUT).await
+    }
+
+    /// As [`Self::ask`], with so much time for the answer.
+    pub async fn ask_within(
+        &self,
+        target: &PeerTarget,
+        question: ToHost,
+        timeout: Duration,
+    ) -> Result<ToParent, ForkError> {
         let failed = |source| ForkError::Host { host: target.clone(), act: "cannot be asked", source };
         let called = self.call(target, SessionId::random(), Token::random(), &question).await;
         let mut channel = called.map_err(failed)?;
-        let answer = answer(&mut channel, ANSWER_TIMEOUT).await.map_err(failed)?;
+        let answer = answer(&mut channel, timeout).await.map_err(failed)?;
         Ok(answer.unless_refused(target)?)
     }
 

@@ -31,6 +31,8 @@ impl ForkEngine {
     /// Brings parents back and removes what never became a child. Call this before anybody can ask for a fork. Returns as soon as each
     /// fork has its task, which holds its VMs: one whose monitor hangs is in nobody else's way.
     pub async fn recover(self: &Arc<Self>) {
+        // Before any node or guest can ask about them.
+        self.recover_tickets();
         // First: QEMUs whose disks are elsewhere may not answer before.
         self.recover_disks().await;
         self.resume_stopped().await;

@@ -87,6 +87,21 @@ fn a_group_that_is_none_is_refused() {
 }
 
 #[test]
+fn children_of_guests_go_to_nodes_that_are_known() {
+    let merge = |to: &str| {
+        let text = format!("[fork]\nfrom-guest-to = {to}\n[nodes]\nb = '192.0.2.2:7420'");
+        Config::merge(flags(&["--insecure", "--node", "a"]), file(&text))
+    };
+    // One file may serve all nodes: this one may be named twice.
+    let config = merge("['self', 'a', 'b']").unwrap();
+    assert_eq!(config.fork.from_guest_to, ["self", "a", "b"]);
+    for (bad, found) in [("['self', 'c']", "found \"c\""), ("[]", "found none")] {
+        let error = merge(bad).unwrap_err().to_string();
+        assert!(error.contains("from-guest-to") && error.contains(found), "{bad}: {error}");
+    }
+}
+
+#[test]
 fn the_example_that_is_installed_can_be_used() {
     let example = include_str!("../../dist/vmoved.toml");
     let config = Config::merge(flags(&[]), file(example)).unwrap();

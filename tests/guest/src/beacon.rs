@@ -163,6 +163,8 @@ impl Beacon {
                 // The beacon tells of memory only.
                 disk_mib: 0,
                 fork: 0,
+                hold_s: 0,
+                nest: 0,
                 misbehave: false,
                 address: None,
             },

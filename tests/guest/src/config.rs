@@ -90,6 +90,10 @@ pub struct Config {
     pub disk_mib: u32,
     /// Children that share a job with this machine, which forks itself for that. Default 0: no job.
     pub fork: u32,
+    /// Seconds for which such children wait before they end with their results, in one round. Default 0.
+    pub hold_s: u32,
+    /// Children of each such child, which share its part of the job. Default 0: none.
+    pub nest: u32,
     /// Say what must be refused on the port for forks, before any job. Default false.
     pub misbehave: bool,
     /// Its address, where it answers clients. Default: none, and no service.
@@ -108,6 +112,8 @@ impl Default for Config {
             period_us: 2000,
             disk_mib: 0,
             fork: 0,
+            hold_s: 0,
+            nest: 0,
             misbehave: false,
             address: None,
         }
@@ -138,6 +144,8 @@ impl Config {
                 "threads" => config.threads = number(1..=MAX_THREADS)?,
                 "period_us" => config.period_us = number(100..=1_000_000)?,
                 "fork" => config.fork = number(0..=1000)?,
+                "hold_s" => config.hold_s = number(0..=3600)?,
+                "nest" => config.nest = number(0..=100)?,
                 "misbehave" => config.misbehave = number(0..=1)? == 1,
                 "address" => {
                     let expected = || format!("{word}: expected {DHCP}, or an IPv4 address and {PREFIX}");
@@ -193,6 +201,12 @@ impl fmt::Display for Config {
         if self.fork > 0 {
             write!(f, " vmove.fork={}", self.fork)?;
         }
+        if self.hold_s > 0 {
+            write!(f, " vmove.hold_s={}", self.hold_s)?;
+        }
+        if self.nest > 0 {
+            write!(f, " vmove.nest={}", self.nest)?;
+        }
         if self.misbehave {
             f.write_str(" vmove.misbehave=1")?;
         }
@@ -219,6 +233,8 @@ mod tests {
             period_us: 500,
             disk_mib: 8,
             fork: 3,
+            hold_s: 20,
+            nest: 2,
             misbehave: true,
             address: Some(Address::Fixed(Ipv4Addr::new(10, 9, 0, 2))),
         };

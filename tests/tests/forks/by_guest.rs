@@ -6,19 +6,10 @@ use std::time::{Duration, Instant};
 use vmove_guest::config::{Config, Rate};
 use vmove_skip::need;
 use vmove_tests::daemon::{Node, NodeOptions};
-use vmove_tests::forks::Parent;
+use vmove_tests::forks::{PORT, Parent};
 use vmove_tests::guest::{Guest, VIRTIO, failures};
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{NAME, STEP_TIMEOUT, memory_mib, ready};
-
-const PORT: [&str; 6] = [
-    "-device",
-    "virtio-serial-pci",
-    "-chardev",
-    "socket,id=fork,path={vmdir}/fork.sock,server=on,wait=off",
-    "-device",
-    "virtserialport,chardev=fork,name=org.vmove.fork",
-];
 
 fn task() -> Config {
     Config { working_set_mib: 8, rate: Rate::PagesPerSecond(500), verify: 2_000, ..Config::default() }

@@ -4,6 +4,7 @@ mod again;
 mod before_memory;
 mod broken_off;
 mod by_guest;
+mod by_guest_hosts;
 mod by_guest_library;
 mod disks;
 mod disks_hosts;

@@ -109,6 +109,7 @@ impl ForkEngine {
             private: child.mappings.clone(),
             stopped_to_move: false,
             by_guest: self.guests.asked_for(&order.fork),
+            lineage: self.guests.lineage(&order.fork),
         };
         let members = Arc::clone(&self.members);
         run_blocking(move || members.put(&member)).await.map_err(|e| task(&e))??;

@@ -86,7 +86,12 @@ impl ForkEngine {
         self.peers.ask(&self.peers.target(node)?, question).await
     }
 
-    fn unexpected(&self, node: &str, expected: &'static str, found: &ToParent) -> ForkError {
+    pub(in crate::engine) fn unexpected(
+        &self,
+        node: &str,
+        expected: &'static str,
+        found: &ToParent,
+    ) -> ForkError {
         let host = self
             .peers
             .target(node)
@@ -96,12 +101,17 @@ impl ForkEngine {
     }
 
     /// Answers the daemon that forked children of this node: of no others.
-    pub(in crate::engine) async fn answer_question(&self, question: ToHost, mut channel: Channel<ToHost>) {
+    pub(in crate::engine) async fn answer_question(
+        self: &Arc<Self>,
+        question: ToHost,
+        mut channel: Channel<ToHost>,
+    ) {
         let answer = match question {
             ToHost::Which(children) => Ok(ToParent::Living(self.living(children).await)),
             ToHost::End(child) => self.end(&child).await,
             ToHost::Came(came) => self.answer_for(came).await,
             ToHost::Reads(session) => Ok(ToParent::Reads(self.images.reads(session))),
+            ToHost::Ticket(ask) => Ok(ToParent::Ends(self.answer_ticket(ask).await)),
             _ => return,
         };
         let _ = channel.send(&answer.unwrap_or_else(|error| ToParent::refused(&error))).await;

@@ -82,6 +82,7 @@ mod tests {
             private: Vec::new(),
             stopped_to_move: false,
             by_guest,
+            lineage: None,
         }
     }
 

@@ -135,20 +135,31 @@ pub fn parse(line: &[u8]) -> Result<Request, Refusal> {
 }
 
 /// Why a guest does not get what it asked for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
 pub struct Refusal {
-    code: String,
+    code: Code,
     message: String,
 }
 
 impl Refusal {
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code: code.word(), message: message.into() }
+        Self { code, message: message.into() }
+    }
+
+    /// Guests may not fork themselves.
+    pub fn not_here() -> Self {
+        Self::new(Code::Forbidden, "this host lets no guest fork itself")
+    }
+
+    /// What another node is told.
+    pub fn into_parts(self) -> (Code, String) {
+        (self.code, self.message)
     }
 
     /// What is written to the guest.
     pub fn line(&self) -> Value {
-        json!({ "error": self.code, "message": self.message })
+        json!({ "error": self.code.word(), "message": self.message })
     }
 }
 

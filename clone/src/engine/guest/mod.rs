@@ -4,27 +4,45 @@
 //! Between its request and the answer a guest writes nothing: what it had written would be in the children's queues, too.
 //! QEMU listens on `{vmdir}/fork.sock`, and this daemon connects. To a child it connects before the child runs: so its guest
 //! sees no change of the port, and reads on where its parent waited.
+//!
+//! | Module | Owns |
+//! |---|---|
+//! | `line` | what a guest may say |
+//! | `answer` | what it is answered |
+//! | `family`, `tickets` | the children of one request, and what they left |
+//! | `store` | what of that outlives the daemon |
+//! | `admission`, `limit` | what guests may take of this host |
+//! | `gather` | ends of children on other hosts, fetched |
+//! | `hosted` | children here of guests on other hosts |
 
+mod admission;
 mod answer;
 mod family;
+mod gather;
+mod hosted;
 mod limit;
 mod line;
+mod store;
+mod tickets;
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::CloneError;
+use crate::record::Lineage;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
+use vmove_node::disk::KernelDisk;
 use vmove_node::record::VmRecord;
 use vmove_qmp::CommandLine;
-use vmove_types::fork_report::ForkReport;
 
 use self::family::Family;
 #[cfg(feature = "fuzzing")]
 pub use self::line::any_lines;
+use self::store::{Store, Waits};
 use super::ForkEngine;
 use super::children::Loaded;
 
@@ -40,11 +58,14 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What is known of guests that fork themselves.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Guests {
     state: Mutex<State>,
     /// Of two guests that ask at the same time, the second counts what the first was given.
     admission: tokio::sync::Mutex<()>,
+    /// One file is written after the other: the last one has the last word.
+    writing: tokio::sync::Mutex<()>,
+    store: Store,
 }
 
 #[derive(Debug, Default)]
@@ -55,12 +76,29 @@ struct State {
     waiting: HashMap<String, (UnixStream, Value)>,
     /// VMs whose ports have a task, or that have no port; with their process.
     known: HashSet<(String, i32)>,
+    /// Tickets and the hosts that a task asks about them.
+    followed: HashSet<(String, String)>,
 }
 
 impl Guests {
+    /// `journals`: the folder of what outlives the daemon of forks.
+    pub(super) fn new(journals: &Path) -> Self {
+        Self {
+            state: Mutex::default(),
+            admission: tokio::sync::Mutex::default(),
+            writing: tokio::sync::Mutex::default(),
+            store: Store::new(journals, Arc::new(KernelDisk)),
+        }
+    }
+
     /// Whether a guest asked for this fork.
     pub(super) fn asked_for(&self, fork: &str) -> bool {
         self.lock().families.contains_key(fork)
+    }
+
+    /// Where the children of this fork come from, if a guest asked for it.
+    pub(super) fn lineage(&self, fork: &str) -> Option<Lineage> {
+        self.lock().families.get(fork).map(|family| family.record.lineage.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -77,9 +115,9 @@ impl ForkEngine {
             {
                 let mut state = self.guests.lock();
                 state.known.retain(|(name, pid)| records.iter().any(|r| r.name == *name && r.pid == *pid));
-                // Nobody is left to ask for these.
-                state.families.retain(|_, family| records.iter().any(|r| r.name == family.parent));
             }
+            self.close_orphaned(&records).await;
+            self.expire_hosted().await;
             for record in records {
                 let who = (record.name.clone(), record.pid);
                 if self.guests.lock().known.contains(&who) {
@@ -97,21 +135,51 @@ impl ForkEngine {
         }
     }
 
+    /// Closes the tickets of guests that have gone: nobody is left to ask for these. What a child has forked itself ends with it.
+    async fn close_orphaned(self: &Arc<Self>, records: &[VmRecord]) {
+        let orphaned: Vec<(String, bool)> = {
+            let state = self.guests.lock();
+            let gone = |family: &Family| {
+                let record = &family.record;
+                let is_open = record.home.is_none() && !record.closed && family.under_way.is_none();
+                is_open && records.iter().all(|r| r.name != record.parent)
+            };
+            let gone = state.families.iter().filter(|(_, family)| gone(family));
+            gone.map(|(ticket, family)| (ticket.clone(), family.record.lineage.depth > 1)).collect()
+        };
+        for (ticket, end) in orphaned {
+            self.close_ticket(&ticket, end).await;
+        }
+    }
+
     /// A child whose fork has not got as far as [`ForkEngine::meet`]: its port is not ours yet.
     fn is_to_be_met(&self, record: &VmRecord) -> bool {
         let Some(member) = self.members.get(record).filter(|member| member.parent.is_some()) else {
             return false;
         };
-        self.guests.lock().families.get(&member.fork).is_some_and(|family| !family.has(&record.name))
+        self.guests.lock().families.get(&member.fork).is_some_and(|family| family.is_to_be_met(&record.name))
     }
 
     async fn serve(self: Arc<Self>, record: VmRecord) {
-        if let Ok(port) = connect(&record).await {
+        if let Ok(mut port) = connect(&record).await
+            && self.answer_owed(&record, &mut port).await
+        {
             self.listen(&record.name, port).await;
         }
         // Found again, if it is still there.
         tokio::time::sleep(LOOK_INTERVAL).await;
         self.guests.lock().known.remove(&(record.name.clone(), record.pid));
+    }
+
+    /// Answers what a guest asked an earlier life of the daemon. False if it does not listen.
+    async fn answer_owed(self: &Arc<Self>, record: &VmRecord, port: &mut UnixStream) -> bool {
+        let Some(waits) = self.guests.store.owed(record) else { return true };
+        let answer = self.answer_again(&record.name, waits).await;
+        let written = write(port, &answer).await;
+        if written {
+            self.guests.store.told(&record.name);
+        }
+        written
     }
 
     /// Answers a guest until its port is closed.
@@ -124,6 +192,7 @@ impl ForkEngine {
                 tracing::warn!(vm = %vm, "the guest does not read from its port {PORT}");
                 break;
             }
+            self.guests.store.told(vm);
         }
     }
 
@@ -155,28 +224,40 @@ impl ForkEngine {
                 }
             }
         }
-        let size = ports.len();
+        self.number_met(fork, &ports).await;
         let mut state = self.guests.lock();
-        for (index, (record, port)) in (1_u32..).zip(ports) {
+        for (record, port) in ports {
+            let Some(family) = state.families.get_mut(fork) else { continue };
+            let Some(index) = family.index_of(&record.name) else { continue };
+            let size = family.record.size;
             let told = json!({ "role": "child", "index": index, "size": size, "ticket": fork });
+            family.meet(&record.name);
+            self.owe(&record.name, Waits::Line(told.clone()));
             state.known.insert((record.name.clone(), record.pid));
             state.waiting.insert(record.name.clone(), (port, told));
-            if let Some(family) = state.families.get_mut(fork) {
-                family.add(index, &record.name);
-            }
         }
         (met, lost)
+    }
+
+    /// Children of a fork that stays on this node get their numbers now, when it is known who is there.
+    async fn number_met(&self, fork: &str, ports: &[(VmRecord, UnixStream)]) {
+        let is_numbered = |family: &Family| !family.record.children.is_empty();
+        if !self.guests.lock().families.get(fork).is_some_and(is_numbered) {
+            let names: Vec<String> = ports.iter().map(|(record, _)| record.name.clone()).collect();
+            self.number_children(fork, &names, &[]).await;
+        }
     }
 
     /// A child runs, or never will: if its guest waits for an answer, it gets it.
     pub(super) fn greet(self: &Arc<Self>, vm: &str, runs: bool) {
         let Some((mut port, told)) = self.guests.lock().waiting.remove(vm) else { return };
         if !runs {
-            return;
+            return self.guests.store.told(vm);
         }
         let (engine, vm) = (self.clone(), vm.to_owned());
         tokio::spawn(async move {
             if write(&mut port, &told).await {
+                engine.guests.store.told(&vm);
                 engine.listen(&vm, port).await;
             }
             if let Ok(record) = engine.registry.vms().get(&vm) {
@@ -184,16 +265,6 @@ impl ForkEngine {
                 engine.guests.lock().known.remove(&(vm, record.pid));
             }
         });
-    }
-
-    /// What a parent is told of its fork.
-    fn told_parent(&self, ticket: &str, report: &ForkReport) -> Value {
-        let mut state = self.guests.lock();
-        let Some(family) = state.families.get_mut(ticket) else { return Value::Null };
-        for child in report.children.iter().filter(|child| child.error.is_some()) {
-            family.ended(&child.name, || json!({ "lost": "it did not run" }));
-        }
-        json!({ "role": "parent", "index": 0, "size": family.size(), "ticket": ticket })
     }
 }
 

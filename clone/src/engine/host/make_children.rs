@@ -24,6 +24,8 @@ pub(super) async fn make_children(
     let mut report =
         ForkReport { id: order.fork.clone(), parent: order.parent.clone(), ..ForkReport::default() };
     let loaded = engine.load_all(&order.fork, Vec::new(), starting, &Arc::new(load), &mut report).await;
+    let (loaded, lost) = engine.meet(&order.fork, loaded).await;
+    report.children.extend(lost.into_iter().map(|(index, name, error)| engine.lost(index, name, &error)));
     let complete =
         report.children.iter().all(|child| child.error.is_none()) && loaded.len() == order.indexes.len();
     let names: Vec<String> = loaded.iter().map(|(child, _)| child.child.plan.name().to_owned()).collect();
@@ -34,6 +36,7 @@ pub(super) async fn make_children(
     let failed =
         report.children.iter().find_map(|child| Some(format!("{}: {}", child.name, child.error.as_ref()?)));
     if complete && failed.is_none() {
+        engine.guests.made(&order.fork);
         report.children.sort_by_key(|child| child.index);
         report.complete_ms = ms(Mono::now().since(begun));
         return Ok(report);

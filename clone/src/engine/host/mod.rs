@@ -88,7 +88,13 @@ impl ForkEngine {
             }
             Ok(Ok(ToHost::Order(order))) => order,
             Ok(Ok(ToHost::Warm(order))) => return self.host_prepared(*order, channel).await,
-            Ok(Ok(question @ (ToHost::Which(_) | ToHost::End(_) | ToHost::Came(_) | ToHost::Reads(_)))) => {
+            Ok(Ok(
+                question @ (ToHost::Which(_)
+                | ToHost::End(_)
+                | ToHost::Came(_)
+                | ToHost::Reads(_)
+                | ToHost::Ticket(_)),
+            )) => {
                 return self.answer_question(question, channel).await;
             }
             _ => return tracing::warn!(%from, "expected an order for children, found none"),
@@ -189,6 +195,9 @@ impl HostPart {
         if let Some(devices) = &self.devices {
             self.engine.give_back_unused(devices).await;
         }
+        if done.is_err() {
+            self.engine.order_failed(&self.order).await;
+        }
         done
     }
 
@@ -225,6 +234,7 @@ impl HostPart {
             ..ForkProgress::default()
         })?;
         engine.peers.able().map_err(ForkError::Peers)?;
+        engine.admit_order(order).await?;
         let base = engine.hosted_base(&order.kind, &order.parent).await?;
         let (images, reached) = self.reach().await?;
         let disks = order.disks.iter().map(|ordered| ordered.disk.clone()).collect();
@@ -344,6 +354,9 @@ impl HostPart {
             }
         };
         if let Err(error) = self.as_ordered(&manifest) {
+            return discard_started(starting, error).await;
+        }
+        if let Err(error) = self.engine.number_hosted(&self.order, begin.numbers).await {
             return discard_started(starting, error).await;
         }
         let record = self.record(&manifest);

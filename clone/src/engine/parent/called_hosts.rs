@@ -22,9 +22,10 @@ use crate::engine::ForkEngine;
 use crate::engine::devices::Dealt;
 use crate::engine::error::{ForkError, ImageError, TalkError};
 use crate::engine::images::{Proofs, find_server, prove};
-use crate::engine::message::{Order, OrderDisk, Taken, ToHost, ToParent};
+use crate::engine::message::{Numbers, OfGuest, Order, OrderDisk, Taken, ToHost, ToParent};
 use crate::engine::origin::Outline;
 use crate::engine::peers::{Peers, answer};
+use crate::record::Lineage;
 
 /// For a host to look at its memory and to ask its QEMU for its version.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -106,6 +107,10 @@ async fn tell_alive(mut hosts: Vec<CalledHost>, mut ended: oneshot::Receiver<()>
 pub struct CalledHost {
     pub(super) target: PeerTarget,
     pub(super) children: usize,
+    /// Names of the children.
+    pub(super) names: Vec<String>,
+    /// What they are told, if a guest has asked for them.
+    pub(super) numbers: Option<Numbers>,
     pub(super) channel: Channel<ToParent>,
     /// How it would get the template.
     pub(super) taken: Taken,
@@ -234,6 +239,7 @@ impl ForkEngine {
     fn orders(&self, fork: &Fork, outline: &Outline, division: &Division) -> Vec<Order> {
         let (name, request) = (fork.parent.as_str(), &fork.request);
         let (mut next, offers) = (self.first_index(name, division.here), self.peers.offers_for(request.way));
+        let guest = self.guests.lineage(&fork.id).map(|Lineage { root, depth }| OfGuest { root, depth });
         let order = |(host, count): &(String, usize)| {
             let use_prepared = request.names.is_empty();
             let numbers = self.numbers(name, host, *count, &mut next, use_prepared);
@@ -258,6 +264,7 @@ impl ForkEngine {
                 no_export: None,
                 devices: None,
                 grants: BTreeMap::new(),
+                guest: guest.clone(),
             }
         };
         division.away.iter().map(order).collect()
@@ -278,6 +285,19 @@ impl ForkEngine {
         taken.max().unwrap_or(0).max(local).saturating_add(1)
     }
 
+    /// For a fork that a guest asked for: numbers all children, if some are on other hosts. Before any of them runs.
+    pub(super) async fn number_for_guest(&self, fork: &str, here: &[String], called: &mut CalledHosts) {
+        if called.hosts.is_empty() {
+            return;
+        }
+        let hosts: Vec<_> =
+            called.hosts.iter().map(|host| (host.target.name.clone(), host.names.clone())).collect();
+        let numbers = self.number_children(fork, here, &hosts).await.unwrap_or_default();
+        for (host, numbers) in called.hosts.iter_mut().zip(numbers) {
+            host.numbers = Some(numbers);
+        }
+    }
+
     pub(super) fn host_is(&self, id: &str, node: &str, phase: &str) {
         self.update(id, |p| {
             if let Some(host) = p.hosts.iter_mut().find(|host| host.node == node) {
@@ -296,6 +316,7 @@ async fn call(
     token: Token,
 ) -> Result<CalledHost, ForkError> {
     let (sent, children) = (Mono::now(), order.indexes.len());
+    let names = order.children().map(|(_, name)| name).collect();
     let order = ToHost::Order(Box::new(order));
     let answered = async {
         let mut channel = peers.call(&target, session, token, &order).await?;
@@ -305,7 +326,9 @@ async fn call(
     let failed = |source| ForkError::Host { host: target.clone(), act: "did not take the order", source };
     let (channel, answer) = answered.await.map_err(failed)?;
     match answer.unless_refused(&target)? {
-        ToParent::Accepted(taken) => Ok(CalledHost { target, children, channel, taken, sent }),
+        ToParent::Accepted(taken) => {
+            Ok(CalledHost { target, children, names, numbers: None, channel, taken, sent })
+        }
         other => Err(failed(TalkError::Unexpected { expected: "an acceptance", found: other.word() })),
     }
 }
@@ -320,6 +343,8 @@ mod tests {
         let called = CalledHost {
             target: PeerTarget { name: "n2".to_owned(), address: "n2:1".to_owned() },
             children: 1,
+            names: vec!["web.1".to_owned()],
+            numbers: None,
             channel: Channel::new(Box::new(near)),
             taken: Taken { verbs: false, why: String::new(), hears: false, disks: None },
             sent: Mono::now(),

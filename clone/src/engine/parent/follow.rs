@@ -266,6 +266,7 @@ impl Work {
             checksum: spreading.checksum,
             parts: spreading.parts.clone(),
             no_verbs: spreading.no_verbs.clone(),
+            numbers: away.hosts.get(me as usize - 1).and_then(|host| host.numbers),
         }
     }
 
@@ -386,7 +387,8 @@ impl Work {
             fork: self.id.clone(),
             private: Vec::new(),
             stopped_to_move: false,
-            by_guest: false,
+            by_guest: self.engine.guests.asked_for(&self.id),
+            lineage: self.engine.guests.lineage(&self.id),
             node: Some(child.node.clone()),
         };
         if let Err(error) = self.engine.members.put(&member) {

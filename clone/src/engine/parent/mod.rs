@@ -21,7 +21,7 @@ use vmove_types::fork_report::{ForkProgress, ForkReport, FreezeReport, FrozenDis
 use vmove_types::time::{Mono, ms};
 
 use self::called_hosts::CalledHosts;
-use self::divide::Division;
+pub use self::divide::Division;
 use super::children::{LoadOrder, Planned, Prepared, Start, Then, discard_all, may_open};
 use super::devices::{Allowed, Away, ChildDevices, Dealt, deal};
 use super::error::ForkError;
@@ -105,7 +105,8 @@ impl ForkEngine {
         // At once: the parent does without them meanwhile.
         let engine = self.clone();
         let returning = tokio::spawn(async move { engine.return_devices(away).await }.in_current_span());
-        let Ready { here, hosts, source, guest, forked, mut report } = ready;
+        let Ready { here, mut hosts, source, guest, forked, mut report } = ready;
+        self.number_for_guest(&fork.id, &here.names(), &mut hosts).await;
         let made = self.make_children(fork, here, hosts, &source, (guest, forked), &mut report).await;
         match returning.await {
             Ok(returned) => returned.report(&mut report),
