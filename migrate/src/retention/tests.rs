@@ -49,7 +49,6 @@ pub(crate) fn at_source(dir: &Path, state: SourceState, freed: bool, untold: boo
         missing: Vec::new(),
         disks: Vec::new(),
         home: None,
-        home_port: None,
         group: None,
         report: Report::default(),
     };
@@ -80,6 +79,7 @@ pub(crate) fn prepare() -> Prepare {
         in_group: false,
         libvirt: None,
         home: None,
+        home_port: None,
     }
 }
 
