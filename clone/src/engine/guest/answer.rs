@@ -124,7 +124,7 @@ impl ForkEngine {
         let share = self.admit_guests(&lineage, request.count, (vm, here, self.memory_of(vm)))?;
         let mut state = self.guests.lock();
         if state.families.values().filter(|family| family.is_of(vm)).count() >= MAX_TICKETS {
-            let text = format!("{MAX_TICKETS} tickets are open: join or kill one");
+            let text = format!("{MAX_TICKETS} tickets are open: join one");
             return Err(Refusal::new(Code::Forbidden, text));
         }
         let record = new_ticket(ticket, vm, None, lineage);
@@ -170,8 +170,11 @@ impl ForkEngine {
                 family.results().filter(|_| gone)
             };
             if let Some(children) = results {
+                let answer = json!({ "joined": ticket, "children": children });
+                // Before the results are forgotten: whatever becomes of this port, the guest gets them.
+                self.owe(vm, Waits::Line(answer.clone()));
                 self.close_ticket(ticket, false).await;
-                return Ok(json!({ "joined": ticket, "children": children }));
+                return Ok(answer);
             }
             let _ = tokio::time::timeout(LOOK_INTERVAL, changed).await;
             if self.registry.vms().get(vm).is_err() {
@@ -222,11 +225,14 @@ impl ForkEngine {
             self.note_end(ticket, index, json!({ "result": result })).await;
             return Ok(());
         }
-        // Nobody waits for it any more. It ends as it asks to.
+        // Nobody here knows the ticket, so nobody waits for the child any more. It ends as it asks to.
+        if self.guests.lock().families.contains_key(ticket) {
+            return Err(unknown());
+        }
         let record = self.registry.vms().get(vm).ok();
         let member = record.and_then(|record| self.members.get(&record));
-        let is_its_own = member.is_some_and(|m| m.by_guest && m.parent.is_some() && m.fork == ticket);
-        if is_its_own { Ok(()) } else { Err(unknown()) }
+        let is_child = member.is_some_and(|m| m.by_guest && m.parent.is_some());
+        if is_child { Ok(()) } else { Err(unknown()) }
     }
 
     /// Ends a child, and all that it has forked itself: nobody could join those.
@@ -235,6 +241,7 @@ impl ForkEngine {
         vm: &'a str,
     ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
         Box::pin(async move {
+            let Some(_ending) = self.guests.begin_to_end(vm) else { return };
             for ticket in self.guests.tickets_of(vm) {
                 self.close_ticket(&ticket, true).await;
             }

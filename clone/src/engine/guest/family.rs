@@ -120,6 +120,12 @@ impl Family {
         self.ends.contains_key(&index)
     }
 
+    /// Children here that have ended, as far as was said: their QEMUs may still be there.
+    pub fn ended_here(&self) -> impl Iterator<Item = &str> {
+        let here = self.record.children.iter().filter(|(_, place)| place.node.is_none());
+        here.filter(|(index, _)| self.ends.contains_key(index)).map(|(_, place)| place.vm.as_str())
+    }
+
     pub fn has(&self, vm: &str) -> bool {
         self.index_of(vm).is_some()
     }

@@ -29,6 +29,13 @@ pub enum Line {
     TooFast,
 }
 
+impl Line {
+    /// Whether it is this request.
+    pub fn asks(&self, request: &Request) -> bool {
+        matches!(self, Self::Whole(line) if parse(line).is_ok_and(|asked| asked == *request))
+    }
+}
+
 /// Lines of a port.
 #[derive(Debug)]
 pub struct Lines<R> {
@@ -91,6 +98,9 @@ impl<R: AsyncRead + Unpin> Lines<R> {
     }
 }
 
+/// Of a result: what joins it has libraries that read no deeper.
+const DEEPEST: usize = 56;
+
 /// What a guest asks for.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Request {
@@ -125,12 +135,26 @@ pub fn parse(line: &[u8]) -> Result<Request, Refusal> {
     match (fork, join, exit, kill) {
         (Some(count), None, None, None) if result.is_null() => Ok(Request::Fork(count)),
         (None, Some(ticket), None, None) if result.is_null() => Ok(Request::Join(ticket)),
+        (None, None, Some(_), None) if depth(&result) > DEEPEST => {
+            let text =
+                format!("expected a result with at most {DEEPEST} lists and objects within each other");
+            Err(Refusal::new(Code::BadRequest, text))
+        }
         (None, None, Some(ticket), None) => Ok(Request::Exit(ticket, result)),
         (None, None, None, Some(ticket)) if result.is_null() => Ok(Request::Kill(ticket)),
         _ => {
             let text = "expected one of fork, join, exit and kill; only exit has a result";
             Err(Refusal::new(Code::BadRequest, text))
         }
+    }
+}
+
+/// A list or object is one deeper than what it holds. The line was read with a limit for that.
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Array(all) => 1 + all.iter().map(depth).max().unwrap_or(0),
+        Value::Object(all) => 1 + all.values().map(depth).max().unwrap_or(0),
+        _ => 0,
     }
 }
 
@@ -215,6 +239,17 @@ mod tests {
         assert!(passed >= 11 && passed < 16 + 8 * (seconds + 1), "{passed} lines in {seconds} s");
         drop(guest);
         assert_eq!(lines.next().await, None);
+    }
+
+    #[test]
+    fn a_result_is_not_too_deep_for_who_joins_it() {
+        let exit = |deep: usize| {
+            let line = format!(r#"{{"exit":"t","result":{}{}}}"#, "[".repeat(deep), "]".repeat(deep));
+            parse(line.as_bytes())
+        };
+        assert!(matches!(exit(DEEPEST), Ok(Request::Exit(..))));
+        assert!(exit(DEEPEST + 1).unwrap_err().to_string().contains("within each other"));
+        exit(1000).unwrap_err();
     }
 
     #[test]

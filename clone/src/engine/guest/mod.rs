@@ -35,11 +35,13 @@ use crate::record::Lineage;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
+use tokio::time::Instant;
 use vmove_node::disk::KernelDisk;
 use vmove_node::record::VmRecord;
 use vmove_qmp::CommandLine;
 
 use self::family::Family;
+use self::line::Request;
 #[cfg(feature = "fuzzing")]
 pub use self::line::any_lines;
 use self::store::{Store, Waits};
@@ -52,6 +54,12 @@ pub const PORT: &str = "org.vmove.fork";
 const SOCKET: &str = "{vmdir}/fork.sock";
 /// How soon a VM's port is found.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// So often, in looks for ports, children are ended again that live although they have ended.
+const END_AGAIN_ROUNDS: u64 = 20;
+/// A guest whose daemon was ended asks the next one again. That has answered it already, and passes over what was asked twice within this time.
+const ASKED_AGAIN: Duration = Duration::from_secs(2);
+/// Of an answer, so much is written before the time for it begins anew.
+const PART: usize = 16 << 10;
 /// QEMU's main loop takes a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A guest that does not read for so long is let go of, and found again.
@@ -76,6 +84,8 @@ struct State {
     waiting: HashMap<String, (UnixStream, Value)>,
     /// VMs whose ports have a task, or that have no port; with their process.
     known: HashSet<(String, i32)>,
+    /// Children that are being ended.
+    ending: HashSet<String>,
     /// Tickets and the hosts that a task asks about them.
     followed: HashSet<(String, String)>,
 }
@@ -110,7 +120,10 @@ impl Guests {
 impl ForkEngine {
     /// Connects to the ports of all VMs that have one. Never returns.
     pub async fn serve_guests(self: Arc<Self>) {
-        loop {
+        for round in 0_u64.. {
+            if round % END_AGAIN_ROUNDS == 0 {
+                self.end_those_that_have_said_so();
+            }
             let records = self.registry.records();
             {
                 let mut state = self.guests.lock();
@@ -132,6 +145,25 @@ impl ForkEngine {
                 }
             }
             tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    /// Ends children whose end is noted and that still live: the daemon was killed meanwhile, or a migration held them.
+    fn end_those_that_have_said_so(self: &Arc<Self>) {
+        let ended: Vec<(String, String)> = {
+            let state = self.guests.lock();
+            let all = state.families.iter();
+            all.flat_map(|(ticket, family)| family.ended_here().map(|vm| (ticket.clone(), vm.to_owned())))
+                .collect()
+        };
+        for (ticket, vm) in ended {
+            let record = self.registry.vms().get(&vm).ok();
+            // Not a later VM of that name.
+            if record.and_then(|record| self.members.get(&record)).is_some_and(|member| member.fork == ticket)
+            {
+                let engine = Arc::clone(self);
+                tokio::spawn(async move { engine.end_child(&vm).await });
+            }
         }
     }
 
@@ -162,31 +194,45 @@ impl ForkEngine {
 
     async fn serve(self: Arc<Self>, record: VmRecord) {
         if let Ok(mut port) = connect(&record).await
-            && self.answer_owed(&record, &mut port).await
+            && let Ok(answered) = self.answer_owed(&record, &mut port).await
         {
-            self.listen(&record.name, port).await;
+            self.listen(&record.name, port, answered).await;
         }
         // Found again, if it is still there.
         tokio::time::sleep(LOOK_INTERVAL).await;
         self.guests.lock().known.remove(&(record.name.clone(), record.pid));
     }
 
-    /// Answers what a guest asked an earlier life of the daemon. False if it does not listen.
-    async fn answer_owed(self: &Arc<Self>, record: &VmRecord, port: &mut UnixStream) -> bool {
-        let Some(waits) = self.guests.store.owed(record) else { return true };
+    /// Answers what a guest asked an earlier life of the daemon. Gives what it may ask again. An error if it does not listen.
+    async fn answer_owed(
+        self: &Arc<Self>,
+        record: &VmRecord,
+        port: &mut UnixStream,
+    ) -> std::io::Result<Option<Request>> {
+        let Some(waits) = self.guests.store.owed(record) else { return Ok(None) };
+        let asked = match &waits {
+            Waits::Join(ticket) => Some(Request::Join(ticket.clone())),
+            Waits::Kill(ticket) => Some(Request::Kill(ticket.clone())),
+            Waits::Line(line) => line["joined"].as_str().map(|ticket| Request::Join(ticket.to_owned())),
+            Waits::Fork(_) => None,
+        };
         let answer = self.answer_again(&record.name, waits).await;
-        let written = write(port, &answer).await;
-        if written {
-            self.guests.store.told(&record.name);
+        if !write(port, &answer).await {
+            return Err(std::io::ErrorKind::TimedOut.into());
         }
-        written
+        self.guests.store.told(&record.name);
+        Ok(asked)
     }
 
-    /// Answers a guest until its port is closed.
-    async fn listen(self: &Arc<Self>, vm: &str, port: UnixStream) {
+    /// Answers a guest until its port is closed. `answered`: what it was just told, as it may not have known when it asked again.
+    async fn listen(self: &Arc<Self>, vm: &str, port: UnixStream, answered: Option<Request>) {
         let (from, mut to) = port.into_split();
         let mut lines = line::Lines::new(from);
+        let begun = Instant::now();
         while let Some(line) = lines.next().await {
+            if begun.elapsed() < ASKED_AGAIN && answered.as_ref().is_some_and(|asked| line.asks(asked)) {
+                continue;
+            }
             let Some(answer) = self.answer(vm, line).await else { break };
             if !write(&mut to, &answer).await {
                 tracing::warn!(vm = %vm, "the guest does not read from its port {PORT}");
@@ -258,7 +304,7 @@ impl ForkEngine {
         tokio::spawn(async move {
             if write(&mut port, &told).await {
                 engine.guests.store.told(&vm);
-                engine.listen(&vm, port).await;
+                engine.listen(&vm, port, None).await;
             }
             if let Ok(record) = engine.registry.vms().get(&vm) {
                 tokio::time::sleep(LOOK_INTERVAL).await;
@@ -268,10 +314,15 @@ impl ForkEngine {
     }
 }
 
-/// Writes one line.
+/// Writes one line, to a guest that goes on reading.
 async fn write(port: &mut (impl AsyncWriteExt + Unpin), answer: &Value) -> bool {
     let line = format!("{answer}\n");
-    matches!(tokio::time::timeout(WRITE_TIMEOUT, port.write_all(line.as_bytes())).await, Ok(Ok(())))
+    for part in line.as_bytes().chunks(PART) {
+        if !matches!(tokio::time::timeout(WRITE_TIMEOUT, port.write_all(part)).await, Ok(Ok(()))) {
+            return false;
+        }
+    }
+    true
 }
 
 async fn connect(record: &VmRecord) -> std::io::Result<UnixStream> {

@@ -20,6 +20,8 @@ use vmove_node::record::VmRecord;
 use super::family::{Family, TicketRecord};
 
 const TICKET: &str = "ticket.json";
+/// Characters.
+const LONGEST_TICKET: usize = 64;
 
 /// What a guest waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,25 +61,31 @@ impl Store {
         Self { disk, tickets: journals.join("tickets"), answers: journals.join("answers") }
     }
 
-    fn folder(&self, ticket: &str) -> PathBuf {
-        self.tickets.join(ticket)
+    /// Refuses what is no ticket: other nodes name them, too, and a path would lead elsewhere.
+    fn folder(&self, ticket: &str) -> io::Result<PathBuf> {
+        let is_ticket = (1..=LONGEST_TICKET).contains(&ticket.len())
+            && ticket.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        if is_ticket {
+            return Ok(self.tickets.join(ticket));
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidInput, format!("expected a ticket, found {ticket:?}")))
     }
 
     /// Writes a ticket down.
     pub fn put(&self, record: &TicketRecord) -> io::Result<()> {
-        let folder = self.folder(&record.ticket);
+        let folder = self.folder(&record.ticket)?;
         self.disk.create_dir_all(&folder)?;
         write_durably_on(&*self.disk, &folder.join(TICKET), record)
     }
 
     /// Writes the end of a child down.
     pub fn put_end(&self, ticket: &str, index: u32, end: &Value) -> io::Result<()> {
-        write_durably_on(&*self.disk, &self.folder(ticket).join(format!("{index}.json")), end)
+        write_durably_on(&*self.disk, &self.folder(ticket)?.join(format!("{index}.json")), end)
     }
 
     /// Forgets a ticket; that it is not there is fine.
     pub fn remove(&self, ticket: &str) -> io::Result<()> {
-        match self.disk.remove_dir_all(&self.folder(ticket)) {
+        match self.disk.remove_dir_all(&self.folder(ticket)?) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
@@ -194,6 +202,21 @@ mod tests {
         store.remove("t").unwrap();
         store.remove("t").unwrap();
         assert!(store.read_all().is_empty());
+    }
+
+    #[test]
+    fn a_path_is_no_ticket() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(&dir.path().join("forks"), Arc::new(KernelDisk));
+        let other = dir.path().join("other");
+        std::fs::create_dir_all(dir.path().join("forks/tickets")).unwrap();
+        std::fs::create_dir(&other).unwrap();
+        for ticket in ["", ".", "..", "../../other", other.to_str().unwrap(), "a/b", "a\0b", &"a".repeat(65)]
+        {
+            assert_eq!(store.remove(ticket).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{ticket:?}");
+            store.put_end(ticket, 1, &Value::Null).unwrap_err();
+        }
+        assert!(other.is_dir() && dir.path().join("forks/tickets").is_dir());
     }
 
     #[test]

@@ -30,6 +30,15 @@ pub fn new_ticket(ticket: &str, parent: &str, home: Option<&str>, lineage: Linea
     }
 }
 
+/// A child is being ended.
+pub(super) struct Ending<'a>(&'a Guests, &'a str);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.lock().ending.remove(self.1);
+    }
+}
+
 impl Guests {
     /// Whether VM `parent` of this node may join it.
     pub(super) fn is_of(&self, ticket: &str, parent: &str) -> bool {
@@ -40,6 +49,11 @@ impl Guests {
     pub(super) fn tickets_of(&self, parent: &str) -> Vec<String> {
         let state = self.lock();
         state.families.iter().filter(|(_, family)| family.is_of(parent)).map(|(t, _)| t.clone()).collect()
+    }
+
+    /// `None` if somebody ends this child already.
+    pub(super) fn begin_to_end<'a>(&'a self, vm: &'a str) -> Option<Ending<'a>> {
+        self.lock().ending.insert(vm.to_owned()).then_some(Ending(self, vm))
     }
 
     pub(super) fn changes(&self, ticket: &str) -> Option<Arc<Notify>> {

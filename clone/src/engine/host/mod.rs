@@ -60,6 +60,8 @@ struct HostPart {
     from: IpAddr,
     begun: Mono,
     channel: Channel<ToHost>,
+    /// Its children count among those of guests: it is their ticket that is forgotten if this fails, and no other's.
+    is_admitted: bool,
     /// How it gets the template, once that was tried.
     taken: Option<Taken>,
     /// Children whose QEMUs start when the guest is frozen: before, their images are still written.
@@ -113,6 +115,7 @@ impl ForkEngine {
             from,
             begun,
             channel,
+            is_admitted: false,
             taken: None,
             waiting: Vec::new(),
             sockets: None,
@@ -195,7 +198,7 @@ impl HostPart {
         if let Some(devices) = &self.devices {
             self.engine.give_back_unused(devices).await;
         }
-        if done.is_err() {
+        if done.is_err() && self.is_admitted {
             self.engine.order_failed(&self.order).await;
         }
         done
@@ -235,6 +238,7 @@ impl HostPart {
         })?;
         engine.peers.able().map_err(ForkError::Peers)?;
         engine.admit_order(order).await?;
+        self.is_admitted = true;
         let base = engine.hosted_base(&order.kind, &order.parent).await?;
         let (images, reached) = self.reach().await?;
         let disks = order.disks.iter().map(|ordered| ordered.disk.clone()).collect();
