@@ -56,7 +56,6 @@ __attribute__((format(printf, 3, 4))) static int fail(struct vmove_fork_port *po
 }
 
 /* JSON, as far as answers need it: */
-
 static const char *past_space(const char *at) {
     while (*at == ' ' || *at == '\t' || *at == '\r' || *at == '\n')
         at++;
@@ -397,6 +396,7 @@ static int hear(struct vmove_fork_port *port, char **line) {
             return VMOVE_FORK_IO;
         case TAKEN_GONE:
             gone = true;
+            port->length = searched = 0; /* Of a line that was broken off the rest does not come. */
             poll(NULL, 0, AGAIN_MS);
             break;
         case TAKEN_NOTHING:
@@ -582,8 +582,10 @@ int vmove_exit(struct vmove_fork_port *port, const char *ticket, const char *res
     free(rest);
     if (request == NULL)
         return fail(port, VMOVE_FORK_NO_MEMORY, "no memory for a request");
-    /* No answer is awaited but a refusal. */
-    int code = ask(port, request, NULL, NULL, &answer);
+    int code;
+    do /* No answer is awaited but a refusal. It counts once, however often it is said. */
+        code = ask(port, request, NULL, NULL, &answer);
+    while (code == VMOVE_FORK_LOST || code == VMOVE_FORK_NOBODY_LISTENS);
     free(request);
     return code;
 }

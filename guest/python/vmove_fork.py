@@ -66,6 +66,10 @@ class Lost(ForkError):
     """The host let go of the port before it answered, as when vmoved restarts: whether it did what was asked is not known."""
 
 
+class NobodyListens(ForkError):
+    """Nobody on the host listens to the port."""
+
+
 class Ended(ForkError):
     """A child of `map` has ended without results, or by an exception, whose traceback the text has."""
 
@@ -168,9 +172,13 @@ class Port:
 
     def exit(self, ticket: str, value: Any = None) -> NoReturn:
         """Ends this machine, which is a child of the ticket, and leaves a result. Returns by no way but an exception."""
-        # No answer is awaited but a refusal.
-        self._ask({"exit": ticket, "result": value}, lambda answer: False)
-        raise AssertionError("an answer that none is")
+        while True:
+            try:
+                # No answer is awaited but a refusal.
+                self._ask({"exit": ticket, "result": value}, lambda answer: False)
+            except (Lost, NobodyListens):
+                # The host may be without its daemon for a while. It counts once, however often it is said.
+                continue
 
     def map(self, function: Callable[[Item], Any], items: Iterable[Item], children: int) -> list[Any]:
         """As the function `map` of this module, over this port."""
@@ -257,7 +265,7 @@ class Port:
                 left = left[count:]
                 deadline = time.monotonic() + _PATIENCE
             elif time.monotonic() > deadline:
-                raise ForkError(
+                raise NobodyListens(
                     f"nobody on the host has listened to the port for {_PATIENCE:.0f} s: vmoved must run there, and the port's socket be "
                     "{vmdir}/fork.sock"
                 )
@@ -277,6 +285,9 @@ class Port:
             taken = self._take()
             if taken is False:
                 gone = True
+                # Of a line that was broken off the rest does not come.
+                self._buffer.clear()
+                searched = 0
                 time.sleep(_AGAIN)
             elif taken is None:
                 # Who listens again knows nothing of what was asked.

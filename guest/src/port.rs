@@ -104,6 +104,9 @@ impl Port {
                 Taken::Nothing => self.wait(PollFlags::IN, Duration::from_secs(1))?,
                 Taken::Gone => {
                     gone = true;
+                    // Of a line that was broken off the rest does not come.
+                    self.buffer.clear();
+                    searched = 0;
                     std::thread::sleep(AGAIN);
                 }
             }

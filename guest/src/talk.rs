@@ -66,10 +66,13 @@ impl Port {
 
     /// Ends this machine, which is a child of the ticket. The parent's [join](Port::join) gives it the result. Returns only if it does not end: why.
     pub fn exit(&mut self, ticket: &str, result: &Value) -> Problem {
-        // No answer is awaited but a refusal.
-        match self.ask(&json!({ "exit": ticket, "result": result }), |_| false) {
-            Ok(answer) => Problem::Answer(answer.to_string()),
-            Err(problem) => problem,
+        // No answer is awaited but a refusal. The host may be without its daemon for a while; it counts once, however often it is said.
+        loop {
+            match self.ask(&json!({ "exit": ticket, "result": result }), |_| false) {
+                Ok(answer) => return Problem::Answer(answer.to_string()),
+                Err(Problem::Lost | Problem::NobodyListens { .. }) => {}
+                Err(problem) => return problem,
+            }
         }
     }
 
