@@ -23,6 +23,10 @@ use super::hooks::begin_migration;
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// Over at least so long the use of processors is measured.
 const LEAST_SAMPLE: Duration = Duration::from_secs(1);
+/// A sample that took longer says nothing of each second.
+const LONGEST_SAMPLE: Duration = Duration::from_secs(3);
+/// For a QEMU's monitor, beside which others wait.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(300);
 /// An idle guest uses less than this of one processor: a Linux without work uses some 1 to 3 %.
 const IDLE_SHARE: f64 = 0.05;
 /// Between two tries, doubled after each.
@@ -99,7 +103,7 @@ impl Idle {
         let sample = now.since(self.sampled);
         if sample >= LEAST_SAMPLE {
             let share = used.saturating_sub(self.used).as_secs_f64() / sample.as_secs_f64();
-            if share >= IDLE_SHARE {
+            if share >= IDLE_SHARE || sample > LONGEST_SAMPLE {
                 self.since = now;
             }
             (self.sampled, self.used) = (now, used);
@@ -162,8 +166,9 @@ impl Visitor {
         }
         if let Some(event) = &when.on_event {
             // Without a connection there are no events.
-            if let Err(error) = app.registry.monitors().client(&self.socket).await {
-                tracing::debug!(vm = self.visit.vm, %error, "its event is not heard until its monitor answers");
+            let connected = app.registry.monitors().client(&self.socket);
+            if !matches!(tokio::time::timeout(CONNECT_TIMEOUT, connected).await, Ok(Ok(_))) {
+                tracing::debug!(vm = self.visit.vm, "its event is not heard until its monitor answers");
             }
             if app.visitors.has_come(&self.socket, event) {
                 return true;
@@ -248,6 +253,8 @@ mod tests {
         assert_eq!(idle.lasts(at(2000), used(530)), used(1000));
         assert_eq!(idle.lasts(at(4000), used(600)), used(3000));
         assert_eq!(idle.lasts(at(5000), used(700)), Duration::ZERO, "a tenth of a processor");
+        assert_eq!(idle.lasts(at(6000), used(700)), used(1000));
+        assert_eq!(idle.lasts(at(16_000), used(710)), Duration::ZERO, "nobody looked for ten seconds");
     }
 
     #[test]

@@ -165,7 +165,8 @@ impl PeerPort {
         };
         match (&self.tls, first) {
             (None, First::Greeting) => {
-                self.peer(Wire::Plain(stream), Caller::default().from(from.ip()), from, place).await;
+                self.peer(Wire::Plain(stream), Caller::default().from(from.ip().to_canonical()), from, place)
+                    .await;
             }
             (None, First::Http) => self.http(stream, Origin::Plain(from), from, place).await,
             (None, First::Tls) => refuse_tls(stream, from).await,
@@ -203,7 +204,13 @@ impl PeerPort {
         if let Err(why) = self.access.check_node(&certificate) {
             return refuse_client(stream, from, &why).await;
         }
-        self.peer(Wire::Tls(Box::new(stream)), certificate.caller().from(from.ip()), from, place).await;
+        self.peer(
+            Wire::Tls(Box::new(stream)),
+            certificate.caller().from(from.ip().to_canonical()),
+            from,
+            place,
+        )
+        .await;
     }
 
     /// Another daemon.
@@ -219,11 +226,11 @@ impl PeerPort {
             }
             LinkKind::Fork => {
                 drop(place);
-                return self.forks.serve_order(hello, wire.boxed(), (from.ip(), caller)).await;
+                return self.forks.serve_order(hello, wire.boxed(), (from.ip().to_canonical(), caller)).await;
             }
             LinkKind::Domain => {
                 drop(place);
-                return self.carrier.serve(hello, wire.boxed(), (from.ip(), caller)).await;
+                return self.carrier.serve(hello, wire.boxed(), (from.ip().to_canonical(), caller)).await;
             }
             LinkKind::ForkDisk => {
                 drop(place);
