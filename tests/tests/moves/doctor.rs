@@ -221,7 +221,7 @@ fn an_older_kernel_limits_what_can_be_moved() {
     said.can_move(true);
 }
 
-/// Passes requests on to a daemon, and answers as if it were of the protocol version before: of as many digits, since the length of the answer stays.
+/// Passes requests on to a daemon, and answers as if it were of the protocol version before. With a blank for a digit that it lacks, since the length of the answer stays.
 fn of_the_version_before(daemon: SocketAddr, protocol: u64) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -239,8 +239,10 @@ fn of_the_version_before(daemon: SocketAddr, protocol: u64) -> SocketAddr {
                     _ => break,
                 }
             }
-            let (ours, before) =
-                (format!("\"protocol\":{protocol}"), format!("\"protocol\":{}", protocol - 1));
+            let (ours, before) = (
+                format!("\"protocol\":{protocol}"),
+                format!("\"protocol\":{:>digits$}", protocol - 1, digits = protocol.to_string().len()),
+            );
             let answer = String::from_utf8_lossy(&answer).replace(&ours, &before);
             let _ = from.write_all(answer.as_bytes());
         }

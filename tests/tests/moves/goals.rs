@@ -61,14 +61,23 @@ fn a_promise_is_made_without_moving_and_a_goal_that_cannot_be_kept_is_refused_wi
     assert_eq!(refused.answer["blockers"][0]["code"], "goal", "{}", refused.answer);
     let refused = scene.migrate_to("b", &impossible).expect("it ends");
     assert_eq!(refused.code, 3, "{} {}", refused.answer, refused.said);
-    let why = refused.error();
+    let mut why = refused.error().to_owned();
     assert!(why.contains("--within 4s cannot be kept") && why.contains("may be used for 8.4 MB/s"), "{why}");
     scene.unharmed().expect("the guest stays");
 
-    // What it says could be kept is kept.
-    let could = why.split("what could be kept: --within ").nth(1).and_then(|rest| rest.split(' ').next());
-    let could = could.unwrap_or_else(|| panic!("no suggestion in {why}"));
-    let moved = scene.migrate_to("b", &["--within", could, "--bandwidth", "8MiB"]).expect("it ends");
+    // What it says could be kept is kept. On a busy host the guest may write faster by then than it did, after it was held up.
+    let mut moved = None;
+    for _ in 0..3 {
+        let could = why.split("what could be kept: --within ").nth(1).and_then(|rest| rest.split(' ').next());
+        let could = could.unwrap_or_else(|| panic!("no suggestion in {why}"));
+        let end = scene.migrate_to("b", &["--within", could, "--bandwidth", "8MiB"]).expect("it ends");
+        if end.code != 3 {
+            moved = Some(end);
+            break;
+        }
+        why = end.error().to_owned();
+    }
+    let moved = moved.unwrap_or_else(|| panic!("refused again and again: {why}"));
     let (promised, measured) = kept(&moved, "within");
     assert!(measured < 2.0 * promised && promised < 2.0 * measured, "{}", moved.answer);
     scene.arrived().expect("the guest is whole");
