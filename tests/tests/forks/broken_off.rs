@@ -50,6 +50,16 @@ fn nothing_is_left_of_the_fork(node: &Node) {
 #[test]
 fn a_parent_that_is_killed_while_it_is_forked_leaves_nothing_of_the_fork() {
     need!(ready());
+    for _ in 0..5 {
+        if a_fork_is_broken_off() {
+            return;
+        }
+    }
+    panic!("each of 5 forks needed its parent no more when that was killed");
+}
+
+/// Kills a parent in its fork. False if that had all that it needed by then, and its child runs.
+fn a_fork_is_broken_off() -> bool {
     let sandbox = Sandbox::new().expect("a sandbox");
     let node = Node::start(&sandbox, "a", NodeOptions::default()).expect("a daemon");
     let mut guest = Guest::new(memory_mib(&light()), light()).expect("a QEMU");
@@ -58,7 +68,7 @@ fn a_parent_that_is_killed_while_it_is_forked_leaves_nothing_of_the_fork() {
     let _parent = Parent::start(&node, NAME, "thp", guest).expect("the guest runs");
     let qemu = Pid::from_raw(node.vm(NAME).expect("it is listed").pid);
     let daemon = Pid::from_raw(node.pid().expect("it runs"));
-    std::thread::scope(|scope| {
+    let (found, end) = std::thread::scope(|scope| {
         let forking = scope.spawn(|| vfork(&node, &["create", NAME, "--count", "1"]));
         while fork_phase(&node) < ForkPhase::Stopping {
             assert!(!forking.is_finished(), "it ends before the guest is stopped");
@@ -69,13 +79,17 @@ fn a_parent_that_is_killed_while_it_is_forked_leaves_nothing_of_the_fork() {
         let found = fork_phase(&node);
         kill(qemu, Signal::SIGKILL).expect("QEMU is there");
         kill(daemon, Signal::SIGCONT).expect("it goes on");
-        let end = forking.join().expect("no panic").expect("an answer");
-        eprintln!("killed in {found:?}: {}", end.said.trim());
-        assert!(found < ForkPhase::Frozen, "the fork was done: {found:?}");
-        assert_eq!(end.code, 1, "{} {}", end.answer, end.said);
-        assert!(end.said.contains("ended while it was being forked"), "{}", end.said);
+        (found, forking.join().expect("no panic").expect("an answer"))
     });
+    eprintln!("killed in {found:?}: {}", end.said.trim());
+    // While the frozen memory is copied, the parent is not needed for what is copied already.
+    if end.code == 0 && found > ForkPhase::Stopping {
+        return false;
+    }
+    assert_eq!(end.code, 1, "{} {}", end.answer, end.said);
+    assert!(end.said.contains("ended while it was being forked"), "{}", end.said);
     nothing_is_left_of_the_fork(&node);
+    true
 }
 
 #[test]

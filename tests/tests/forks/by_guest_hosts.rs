@@ -40,8 +40,8 @@ fn printed(fleet: &Fleet, words: &str) -> String {
         }
         assert!(
             Instant::now() < deadline,
-            "the guest never said {words:?}: {console} {}",
-            fleet.nodes[0].log()
+            "the guest never said {words:?}: {console} {:#?}",
+            fleet.nodes.iter().map(|node| node.log()).collect::<Vec<_>>()
         );
         std::thread::sleep(Duration::from_millis(20));
     }
