@@ -127,7 +127,7 @@ impl Engine {
         &self,
         id: SessionId,
     ) -> Result<Abandoned, (std::path::PathBuf, std::io::Error)> {
-        let path = self.node.session_dir(id).join("destination.jsonl");
+        let path = self.node.destination_journal(id);
         let journal = match Journal::<DestinationRecord>::open_on(self.node.disk(), &path) {
             Ok(journal) => journal,
             Err(error) => return Err((path, error)),

@@ -476,12 +476,12 @@ impl Engine {
 
     /// What the journal of a session to here says; nothing if there is none.
     fn destination_record(&self, id: SessionId) -> std::io::Result<Option<DestinationRecord>> {
-        Journal::read_begun_on(self.node.disk(), &self.node.session_dir(id).join("destination.jsonl"))
+        Journal::read_begun_on(self.node.disk(), &self.node.destination_journal(id))
     }
 
     /// How a session to here has ended, and its journal, if the greeting knows its secret.
     fn ended(&self, hello: &Hello) -> Option<(DestinationState, PathBuf)> {
-        let path = self.node.session_dir(hello.session).join("destination.jsonl");
+        let path = self.node.destination_journal(hello.session);
         let record = Journal::<DestinationRecord>::read_on(self.node.disk(), &path).ok()?;
         // One that owns the guest and has failed must not be taken for one that never had it.
         let ended = matches!(record.state, DestinationState::Complete | DestinationState::Gone);

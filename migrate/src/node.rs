@@ -92,6 +92,11 @@ impl Node {
         self.config.sessions_dir.join(id.to_string())
     }
 
+    /// Journal of a session to here.
+    pub(crate) fn destination_journal(&self, id: impl std::fmt::Display) -> PathBuf {
+        self.session_dir(id).join("destination.jsonl")
+    }
+
     /// Whether an operator has ended a VM of a migration whose journal could not be written then: its QEMU has ended, and its record is
     /// gone. The record of one that ended by itself stays as long as a migration holds it.
     pub(crate) fn was_ended(&self, vm: &VmRecord) -> bool {

@@ -38,7 +38,7 @@ impl Engine {
     pub fn resume_owners(self: &Arc<Self>) {
         let mut loaded = Vec::new();
         for id in session_ids(self.node.disk(), &self.node.config.sessions_dir) {
-            let path = self.node.session_dir(id).join("destination.jsonl");
+            let path = self.node.destination_journal(id);
             match Journal::<DestinationRecord>::open_begun_on(self.node.disk(), &path) {
                 Ok(Some(journal)) if journal.record().is_visit_of_owner() => self.resume_visit(journal),
                 Ok(Some(mut journal)) => match journal.record().state {
@@ -111,7 +111,7 @@ impl Engine {
         let ids = session_ids(self.node.disk(), &self.node.config.sessions_dir);
         let mut removing = Vec::new();
         for id in &ids {
-            let path = self.node.session_dir(*id).join("destination.jsonl");
+            let path = self.node.destination_journal(*id);
             // What cannot be read was entered before.
             let Ok(Some(journal)) = Journal::<DestinationRecord>::open_begun_on(self.node.disk(), &path)
             else {

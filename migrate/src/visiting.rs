@@ -126,7 +126,7 @@ impl Engine {
     /// What is known of a visit to here, from its journal. `None` if it is none, or the guest is to stay.
     #[must_use]
     pub fn visit(&self, id: SessionId) -> Option<VisitHere> {
-        let path = self.node.session_dir(id).join("destination.jsonl");
+        let path = self.node.destination_journal(id);
         let record = Journal::<DestinationRecord>::read_on(self.node.disk(), &path).ok()?;
         if !record.is_visit() {
             return None;
@@ -194,7 +194,7 @@ impl Engine {
         let not = |why: &str| EngineError::NotVisiting { vm: vm.to_owned(), why: why.to_owned() };
         let id: Option<SessionId> = session.and_then(|id| id.parse().ok().map(SessionId));
         let id = id.ok_or_else(|| not("all of its memory is here; `vmove migrate` moves it"))?;
-        let path = self.node.session_dir(id).join("destination.jsonl");
+        let path = self.node.destination_journal(id);
         let record = Journal::<DestinationRecord>::read_on(self.node.disk(), &path)
             .map_err(|source| EngineError::Io { path, source })?;
         if record.is_visit() { Ok(record) } else { Err(not("it came to stay")) }
@@ -207,7 +207,7 @@ impl Engine {
     pub fn stay(&self, id: &str) -> Result<(), EngineError> {
         let id = self.resolve(id)?;
         let not = |why: &str| EngineError::NotVisiting { vm: id.to_string(), why: why.to_owned() };
-        let path = self.node.session_dir(id).join("destination.jsonl");
+        let path = self.node.destination_journal(id);
         let record = Journal::<DestinationRecord>::read_begun_on(self.node.disk(), &path)
             .map_err(|source| EngineError::Io { path, source })?;
         let record =
