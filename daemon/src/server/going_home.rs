@@ -133,12 +133,7 @@ pub async fn take_home(app: Arc<App>) {
             }
             let Some(visitor) = known.get_mut(&id).filter(|_| !leaves) else { continue };
             if let Some(why) = visitor.why_not_home(&app) {
-                tracing::warn!(
-                    vm = visitor.visit.vm,
-                    why,
-                    "the guest could not be taken home, which is tried again"
-                );
-                app.engine.was_not_taken_home(id, why);
+                visitor.stays_for_now(&app, id, why);
             }
             if visitor.is_due(&app).await && Mono::now() >= visitor.not_before {
                 visitor.take_home(&app, id).await;
@@ -195,6 +190,12 @@ impl Visitor {
         }
     }
 
+    /// It could not be taken home, which is tried again.
+    fn stays_for_now(&self, app: &App, id: SessionId, why: String) {
+        tracing::warn!(vm = self.visit.vm, why, "the guest could not be taken home, which is tried again");
+        app.engine.was_not_taken_home(id, why);
+    }
+
     async fn take_home(&mut self, app: &Arc<App>, id: SessionId) {
         let wait = FIRST_WAIT.saturating_mul(1 << self.tries.min(5)).min(LONGEST_WAIT);
         self.not_before =
@@ -207,12 +208,7 @@ impl Visitor {
         match begin_migration(app, vm, to, options).await {
             Ok((id, _)) => self.trial = Some(id),
             Err(problem) => {
-                tracing::warn!(
-                    vm,
-                    why = problem.message,
-                    "the guest could not be taken home, which is tried again"
-                );
-                app.engine.was_not_taken_home(id, problem.message);
+                self.stays_for_now(app, id, problem.message);
             }
         }
     }
