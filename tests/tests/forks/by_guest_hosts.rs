@@ -123,8 +123,9 @@ fn a_ticket_outlives_the_daemon_of_its_guest() {
     let task = Config { hold_s: HOLD_S, ..task(4) };
     let mut fleet = fleet(2, task, r#"["self", "n2"]"#, "");
     printed(&fleet, "VMOVE-GUEST PORT fork: ");
-    // The guest waits in its join now. Its children end while nobody is there to hear them.
-    std::thread::sleep(Duration::from_secs(2));
+    // The guest waits in its join. Its children end while nobody is there to hear them.
+    let noted = fleet.nodes[0].folder().join("state/forks/answers").join(format!("{NAME}.json"));
+    until("its join is noted", || std::fs::read_to_string(&noted).is_ok_and(|text| text.contains("join")));
     fleet.nodes[0].crash();
     std::thread::sleep(Duration::from_secs(u64::from(HOLD_S) + 4));
     fleet.nodes[0].run().expect("a daemon");
