@@ -81,11 +81,37 @@ impl Setting {
         Ok(std::fs::write(out.join(format!("{name}.md")), head + text)?)
     }
 
+    /// The same of cases and what came of each: a line of a table under `head` for each of them. Says what was written.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn write_cases<C: Serialize, O: Serialize>(
+        &self,
+        out: &Path,
+        name: &str,
+        cases: &[(C, O)],
+        (head, line): (&str, impl Fn(&C, &O) -> String),
+    ) -> Result<()> {
+        let report = Cases { schema: 1, setting: self, cases };
+        let lines: Vec<String> = cases.iter().map(|(case, outcome)| line(case, outcome)).collect();
+        self.write(out, name, &report, &format!("{head}\n{}\n", lines.join("\n")))?;
+        println!("\nwritten: {0}/{name}.json, {0}/{name}.md", out.display());
+        Ok(())
+    }
+
     /// Machine and time, in one line.
     #[must_use]
     pub fn line(&self) -> String {
         format!("{} | {} | {} | {}", self.date, self.machine, self.kernel, self.qemu)
     }
+}
+
+/// The content of the JSON file of a bench that measures cases.
+#[derive(Serialize)]
+struct Cases<'a, C, O> {
+    schema: u32,
+    setting: &'a Setting,
+    cases: &'a [(C, O)],
 }
 
 /// How the program of `./run bench NAME` ends. An error is told.

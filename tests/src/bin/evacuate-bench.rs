@@ -5,8 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use serde::Serialize;
-use vmove_tests::bench::evacuate::{self, Case, HEAD, Outcome};
+use vmove_tests::bench::evacuate::{self, Case, HEAD};
 use vmove_tests::bench::report::{self, Setting};
 use vmove_tests::guest::Accel;
 
@@ -38,13 +37,6 @@ struct Arguments {
     /// Folder for evacuate.json and evacuate.md
     #[arg(long, default_value = "target/bench")]
     out: PathBuf,
-}
-
-#[derive(Serialize)]
-struct Report<'a> {
-    schema: u32,
-    setting: &'a Setting,
-    cases: &'a [(Case, Vec<Outcome>)],
 }
 
 fn main() -> ExitCode {
@@ -85,9 +77,5 @@ fn run(arguments: &Arguments) -> Result<()> {
             }
         }
     }
-    let report = Report { schema: 1, setting: &setting, cases: &done };
-    let lines: Vec<String> = done.iter().map(|(case, runs)| evacuate::line(case, runs)).collect();
-    setting.write(out, "evacuate", &report, &format!("{HEAD}\n{}\n", lines.join("\n")))?;
-    println!("\nwritten: {0}/evacuate.json, {0}/evacuate.md", out.display());
-    Ok(())
+    setting.write_cases(out, "evacuate", &done, (HEAD, |case, runs| evacuate::line(case, runs)))
 }

@@ -5,9 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use serde::Serialize;
 use vmove_tests::bench::report::{self, Setting};
-use vmove_tests::bench::visit::{self, Case, HEAD, Outcome};
+use vmove_tests::bench::visit::{self, Case, HEAD};
 
 /// Has a guest read data of another node: from afar, on a visit there, and after a migration there. Says from how much data on each pays.
 #[derive(Debug, Parser)]
@@ -28,13 +27,6 @@ struct Arguments {
     /// Folder for visit.json and visit.md
     #[arg(long, default_value = "target/bench")]
     out: PathBuf,
-}
-
-#[derive(Serialize)]
-struct Report<'a> {
-    schema: u32,
-    setting: &'a Setting,
-    cases: &'a [(Case, Outcome)],
 }
 
 fn main() -> ExitCode {
@@ -58,9 +50,5 @@ fn run(arguments: &Arguments) -> Result<()> {
             }
         }
     }
-    let report = Report { schema: 1, setting: &setting, cases: &done };
-    let lines: Vec<String> = done.iter().map(|(case, outcome)| visit::line(case, outcome)).collect();
-    setting.write(out, "visit", &report, &format!("{HEAD}\n{}\n", lines.join("\n")))?;
-    println!("\nwritten: {0}/visit.json, {0}/visit.md", out.display());
-    Ok(())
+    setting.write_cases(out, "visit", &done, (HEAD, visit::line))
 }
