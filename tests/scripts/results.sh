@@ -89,10 +89,14 @@ counted() {
     local live=()
     # Debian's awk waits for 4 KiB of input otherwise, so that a failure is shown minutes late.
     ! awk -W version 2>&1 | grep -q mawk || live=(-W interactive)
-    awk "${live[@]}" -v result="$RESULT" '
+    awk "${live[@]}" -v result="$RESULT" -v failures="$RESULT.failures" '
         /^successes:$/ { hide = 1 }
         /^(failures:|test result:)/ { hide = 0 }
         /^---- .* stdout ----$/ { test = $2 }
+        # Of a test that failed: where, and the first words of why.
+        /^(----|failures:|test result:|note: run with )/ { why = 0 }
+        !hide && / panicked at / { why = 4; print test >>failures }
+        why > 0 { print "    " substr($0, 1, 600) >>failures; why-- }
         hide && /^SKIP / { if ($0 ~ /^SKIP [^:]*(::[^:]+)*\): /) part++; else whole[test] = 1 }
         /^test result:/ {
             passed += $4; failed += $6; ignored += $8
@@ -119,6 +123,12 @@ tell_results() {
     done
     tell_layer all
     echo
+    # What is printed last is what is seen first.
+    if compgen -G "$RESULTS/*.failures" >/dev/null; then
+        echo "failed:"
+        cat "$RESULTS"/*.failures
+        echo
+    fi
     [ "$(result_of all failed)" -eq 0 ]
 }
 

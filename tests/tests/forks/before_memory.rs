@@ -153,10 +153,14 @@ fn what_early_children_touch_crosses_the_parents_link_once_for_all_hosts() {
     let copies = sent as f64 / memory as f64;
     eprintln!("{copies:.3} copies of {memory} bytes on the link; {}", answer["multicast"]);
     assert!(copies <= 1.15, "{copies} copies on the parent's link: {answer}");
-    // What hosts READ besides: 4 % when each READ what its own children touched.
-    let hosts = answer["hosts"].as_array().expect("hosts");
-    let read: u64 = hosts.iter().filter_map(|host| host["from_root_bytes"].as_u64()).sum();
-    assert!(read * 50 <= memory, "{read} bytes were read besides: {answer}");
+    // Each READ all that its own children touched before the root sent it to all. What a busy machine sends too late is still READ.
+    let of = |what: &str| -> u64 {
+        let hosts = answer["hosts"].as_array().expect("hosts");
+        hosts.iter().filter_map(|host| host[what].as_u64()).sum()
+    };
+    let (read, wanted) = (of("from_root_bytes"), of("wanted") * 4096);
+    eprintln!("{read} bytes were READ of {wanted} that were wanted");
+    assert!(wanted > 0 && read * 5 <= wanted, "{read} bytes were READ of {wanted}: {answer}");
     fleet.sound(&answer);
     fleet.clean();
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use vmove_skip::need;
 use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::fleet::until;
 use vmove_tests::forks::Parent;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{NAME, ready};
@@ -79,14 +80,25 @@ fn a_shell_script_forks_its_machine() {
     }
     assert_eq!(done.code, 0);
 
-    // Step by step.
+    // Step by step. One child is killed when the others have ended.
     let steps = "eval $(vmove-fork fork 3); \
                  if [ $VMOVE_FORK_ROLE = child ]; then \
-                 [ $VMOVE_FORK_INDEX = 2 ] && sleep 1000; vmove-fork exit --result \"from $VMOVE_FORK_INDEX\"; \
-                 else sleep 2; vmove-fork kill; vmove-fork join; fi";
-    let done = stage.typed(steps);
+                 [ $VMOVE_FORK_INDEX = 2 ] && sleep 1000; vmove-fork exit --result \"from $VMOVE_FORK_INDEX\"; fi; \
+                 echo $VMOVE_FORK_TICKET >/ticket";
+    stage.printed(steps);
+    until("two children have ended", || stage.node.vms().is_ok_and(|vms| vms.len() == 2));
+    let done = stage.typed("vmove-fork kill $(cat /ticket); vmove-fork join $(cat /ticket)");
     assert_eq!(done.code, 1, "{done:?}");
     assert!(done.printed.contains("1\tfrom 1\n2\tlost: killed\n3\tfrom 3\n"), "{done:?}");
+    // Some are killed just when they exit: each has one end, and the host's daemon goes on.
+    for _ in 0..3 {
+        let steps = "eval $(vmove-fork fork 4); \
+                     if [ $VMOVE_FORK_ROLE = child ]; then vmove-fork exit --result here; fi; vmove-fork kill; vmove-fork join";
+        let done = stage.typed(steps);
+        let ends =
+            done.printed.lines().filter(|line| line.ends_with("\there") || line.ends_with("\tlost: killed"));
+        assert_eq!(ends.count(), 4, "{done:?}");
+    }
     stage.sound();
 }
 

@@ -38,6 +38,8 @@ fn scene_with(config: Config, extra: &[&str], node: &str) -> Scene {
 fn go(scene: &Scene, options: &[&str]) -> (String, Value) {
     let end = vmove(&scene.a, &[&["visit", NAME, "--to", "b"], options].concat()).expect("an answer");
     assert_eq!(end.code, 0, "{options:?}: {} {}", end.answer, end.said);
+    // Its record is written after it runs: a slow disk lengthens no pause.
+    until("its VM is known there", || runs(&scene.b));
     (end.answer["id"].as_str().expect("an id").to_owned(), end.answer)
 }
 

@@ -51,7 +51,13 @@ fn refused(node: &Node, arguments: &[&str], why: &str) {
 fn go(scene: &Scene) -> String {
     let there = done(&scene.a, &["visit", NAME, "--to", "b"]);
     assert_eq!((&there["mode"], &there["phase"]), (&"visit".into(), &"fetch".into()), "{there}");
+    // Its record is written after it runs: a slow disk lengthens no pause.
+    until("its VM is known there", || runs(&scene.b));
     there["id"].as_str().expect("an id").to_owned()
+}
+
+fn runs(node: &Node) -> bool {
+    node.vm(NAME).is_ok_and(|vm| vm.status == "running")
 }
 
 /// Nothing but the guest's memory is at home.
@@ -287,13 +293,16 @@ fn a_guest_is_in_one_place_wherever_a_daemon_is_killed_on_its_way_home() {
         let killed = if home { &mut scene.a } else { &mut scene.b };
         killed.crash();
         killed.run().expect("it starts again");
-        let runs = |node: &Node| node.vm(NAME).is_ok_and(|vm| vm.status == "running");
         until("it runs in one place", || runs(&scene.a) != runs(&scene.b));
         eprintln!("home {home}, after {after_ms} ms: at home {}, there {}", runs(&scene.a), runs(&scene.b));
-        if runs(&scene.b) {
-            scene.sound_at(&scene.b).expect("it still visits");
+        if !runs(&scene.a) {
+            // Unless it is still on its way: the daemon that was killed was back before it was missed.
+            if let Err(error) = scene.sound_at(&scene.b) {
+                assert!(runs(&scene.a), "it still visits: {error:#}");
+            }
             until("it can go home", || {
-                vmove(&scene.b, &["visit", NAME, "--back"]).is_ok_and(|end| end.code == 0)
+                let end = vmove(&scene.b, &["visit", NAME, "--back"]);
+                end.is_ok_and(|end| end.code == 0) || runs(&scene.a)
             });
         }
         scene.sound_at(&scene.a).expect("it works at home again");

@@ -53,7 +53,9 @@ impl Guests {
 
     /// `None` if somebody ends this child already.
     pub(super) fn begin_to_end<'a>(&'a self, vm: &'a str) -> Option<Ending<'a>> {
-        self.lock().ending.insert(vm.to_owned()).then_some(Ending(self, vm))
+        let is_first = self.lock().ending.insert(vm.to_owned());
+        // Made only then: to drop one takes the child off the list, and needs the lock.
+        is_first.then(|| Ending(self, vm))
     }
 
     pub(super) fn changes(&self, ticket: &str) -> Option<Arc<Notify>> {
@@ -214,5 +216,29 @@ fn why_not<E: std::fmt::Display>(written: Result<std::io::Result<()>, E>) -> Opt
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(error.to_string()),
         Err(error) => Some(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As when a guest kills a child that exits at this moment.
+    #[test]
+    fn a_child_is_ended_by_one_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let (say, said) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let guests = Guests::new(dir.path());
+            let first = guests.begin_to_end("web.1");
+            let others = [guests.begin_to_end("web.1").is_some(), guests.begin_to_end("web.2").is_some()];
+            say.send((first.is_some(), others)).unwrap();
+            drop(first);
+            say.send((guests.begin_to_end("web.1").is_some(), [false; 2])).unwrap();
+        });
+        // A lock that is taken twice would be waited for without end.
+        let patience = Duration::from_secs(20);
+        assert_eq!(said.recv_timeout(patience), Ok((true, [false, true])));
+        assert_eq!(said.recv_timeout(patience), Ok((true, [false; 2])));
     }
 }
