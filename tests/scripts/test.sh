@@ -110,6 +110,11 @@ MOSTLY_WAITING=(faults forks kvm)
 # Everything that they speak with is there after ./run setup: none may be skipped.
 NEVER_SKIPPED=(killed kills python slurm)
 
+# Of the moves: those that name a QEMU themselves, and those about the kernel's memory, our own threads, decisions, clocks and interfaces.
+SAME_ON_ALL_QEMUS=(auto:: client:: doctor:: events:: goals:: going_home:: guest:: history:: monitoring:: old_kernel:: pinned:: remote::
+    reports:: setup_tls:: slow_link:: slurm:: terminal:: watching:: before_linux daemons_give_way on_qemu_ one_gib what_crossed
+    what_is_unchanged a_visit_of_a_large_guest wherever_a_daemon_is_killed)
+
 test_e2e() {
     local moving waiting others failed=0
     keep_booted_guests
@@ -123,10 +128,8 @@ test_e2e() {
     # Left out: what kills daemons at many moments, and what no version of QEMU changes. On 10.0 they have run.
     say "moves, forks and crashes again, on QEMU 7.2"
     export VMOVE_QEMU=$VMOVE_QEMU_7_2
-    # Those that name a QEMU themselves, and those about the kernel's memory, our own threads, decisions and interfaces.
-    run_tests moves -- --test-threads="$moving" --skip history:: --skip guest:: --skip old_kernel:: --skip on_qemu_ \
-        --skip one_gib --skip before_linux --skip what_crossed --skip what_is_unchanged --skip daemons_give_way \
-        --skip slurm:: --skip remote:: --skip events:: --skip goals:: --skip auto:: --skip monitoring:: || failed=1
+    # shellcheck disable=SC2046
+    run_tests moves -- --test-threads="$moving" $(printf -- '--skip %s ' "${SAME_ON_ALL_QEMUS[@]}") || failed=1
     run_tests forks -- --test-threads="$waiting" parent_and_children templates_are_kept || failed=1
     # Of the crashes those in which QEMU is stopped, or dies.
     run_tests faults -- --test-threads="$waiting" _qemu_that_dies_ in_the_switchover _the_commit_the_guest both_killed || failed=1

@@ -22,7 +22,7 @@ pub fn task(disk_mib: u32) -> Config {
     Config {
         working_set_mib: 8,
         rate: Rate::PagesPerSecond(500),
-        verify: 8_000,
+        verify: 2_000,
         disk_mib,
         ..Config::default()
     }

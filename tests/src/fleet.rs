@@ -30,7 +30,7 @@ pub fn light() -> Config {
         working_set_mib: 16,
         cold_mib: 16,
         rate: Rate::PagesPerSecond(500),
-        verify: 8_000,
+        verify: 4_000,
         ..Config::default()
     }
 }

@@ -22,7 +22,7 @@ const KERNEL: &str = "console=ttyS0 quiet panic=-1 mitigations=off no_timer_chec
                       cryptomgr.notests init_on_alloc=0 numa_balancing=disable transparent_hugepage=madvise";
 
 /// How long a guest may take to boot and fill its memory: some 4 s alone, several times that on a busy machine.
-pub const BOOT_TIMEOUT: Duration = Duration::from_secs(90);
+pub const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// How the guest's processor runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
