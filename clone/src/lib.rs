@@ -1,10 +1,11 @@
 //! Forks a running QEMU guest: the guest goes on, and any number of copies of it run beside it and on other hosts.
 //!
-//! The [`engine`] does what `vfork` asks a node for. It is made of what the other modules do on one host:
+//! The [`engine`] does what `vfork` asks a node for; [`embed`] has it inside a program, without a daemon. It is made of what the other modules do on one host:
 //!
 //! | Module | Owns |
 //! |---|---|
 //! | [`engine`] | requests for forks: the parent's side, a child's host, prepared children, disks, guests that fork themselves, recovery |
+//! | [`embed`] | a node inside a program: VMs, forks and templates without a daemon |
 //! | [`freeze`] | freezing a guest: device state saved, RAM file frozen (or memory copied), guest running again within milliseconds |
 //! | [`template`] | what was frozen, on one host: RAM files, device state, manifest; on disk, checksummed |
 //! | [`chunks`], [`service`] | which parts of a template have arrived; children that run before all of it has: their page faults |
@@ -44,6 +45,8 @@ pub mod child;
 pub mod chunks;
 #[cfg(not(loom))]
 pub mod disk;
+#[cfg(not(loom))]
+pub mod embed;
 #[cfg(not(loom))]
 pub mod engine;
 #[cfg(not(loom))]

@@ -10,6 +10,8 @@
 //! | [`guest_devices`] | devices that guests let go and get |
 //! | [`disk`] | what is below them |
 //! | [`layout`] | where a VM's files are |
+//! | [`lock`] | one node per state folder |
+//! | [`embed`] | what nodes inside programs are made of |
 //! | [`monitors`] | one QMP connection for each QEMU |
 //! | [`peer`] | greeting, messages and agreements between two daemons |
 //! | [`domains`] | QEMUs of libvirt, whose guests libvirt moves |
@@ -44,11 +46,13 @@ pub mod control_groups;
 pub mod devices;
 pub mod disk;
 pub mod domains;
+pub mod embed;
 pub mod files;
 pub mod guest_devices;
 pub mod journal;
 pub mod latency;
 pub mod layout;
+pub mod lock;
 pub mod migrations;
 pub mod monitors;
 pub mod oom_kills;

@@ -81,7 +81,7 @@ package_crates() {
 # What is tested is built as the tests are: with checks for overflow, and without compiling every dependency once more. With the tests:
 # without them, dependencies would have fewer features, and be built twice.
 test_build() {
-    checked 'programs and tests' cargo build --workspace --bins --tests --example scheduler --example fork_and_gather --example two_qemus
+    checked 'programs and tests' cargo build --workspace --bins --tests --example scheduler --example fork_and_gather --example two_qemus --example one_into_many
     checked 'vmoved starts on hosts without libibverbs' loaded_not_linked
     build_guest "$(target_dir)/debug"
 }

@@ -205,7 +205,13 @@ pub fn names(answer: &Value) -> Vec<String> {
 /// Journals of forks at `node` that have not been tidied up.
 #[must_use]
 pub fn journals(node: &Node) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(node.folder().join("state/forks")).into_iter().flatten().flatten();
+    journals_in(&node.folder().join("state/forks"))
+}
+
+/// Those in a folder.
+#[must_use]
+pub fn journals_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "jsonl")).collect()
 }
 
@@ -232,7 +238,17 @@ pub enum ForkPhase {
 /// If a journal tells of an unknown phase.
 #[must_use]
 pub fn fork_phase(node: &Node) -> ForkPhase {
-    let text = journals(node).first().map(|journal| std::fs::read_to_string(journal).unwrap_or_default());
+    phase_in(&node.folder().join("state/forks"))
+}
+
+/// What those in a folder tell.
+///
+/// # Panics
+/// As [`fork_phase`].
+#[must_use]
+pub fn phase_in(folder: &Path) -> ForkPhase {
+    let text =
+        journals_in(folder).first().map(|journal| std::fs::read_to_string(journal).unwrap_or_default());
     let text = text.unwrap_or_default();
     // A line that is being written has no end yet.
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);

@@ -12,7 +12,6 @@ mod going_home;
 mod grants;
 mod hooks;
 mod libvirt;
-mod lock;
 mod metrics;
 mod peers;
 mod places;
@@ -53,6 +52,7 @@ use vmove_node::control_groups::{ControlGroups, GroupsError};
 use vmove_node::disk::KernelDisk;
 use vmove_node::domains::Domains;
 use vmove_node::files::own_dir;
+use vmove_node::lock::StateLock;
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::{KnownPeer, KnownPeers};
 use vmove_node::registry::{Means, Registry};
@@ -157,7 +157,7 @@ pub fn main() -> ExitCode {
 
 async fn run(mut config: Config) -> anyhow::Result<()> {
     config.state_dir = own_dir("state", &config.state_dir)?;
-    let _lock = lock::StateLock::take(&config.state_dir)?;
+    let _lock = StateLock::take(&config.state_dir)?;
     config.run_dir = own_dir("run", &config.run_dir)?;
     config.memory_dir = own_dir("memory", &config.memory_dir)?;
     folders::open_for_qemu(&config)?;

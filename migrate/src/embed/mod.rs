@@ -20,34 +20,29 @@
 
 mod port;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use vmove_memory::{MemoryDir, MemoryError};
 use vmove_node::admission::AdmitsAll;
 use vmove_node::devices::NoDevices;
 use vmove_node::disk::KernelDisk;
 use vmove_node::domains::Domains;
-use vmove_node::layout;
+use vmove_node::embed::{self, Ground, GroundError};
+use vmove_node::lock::StateLock;
 use vmove_node::migrations::{Abandoning, Migrations, Moved, QemuId};
-use vmove_node::monitors::Monitors;
 use vmove_node::peer::{PeerPolicy, PeerTarget, SessionId};
 use vmove_node::record::VmRecord;
-use vmove_node::registry::{Means, Registry, RegistryError};
-use vmove_node::reservations::Reservations;
-use vmove_node::starter::Starter;
-use vmove_node::store::{VmStore, VmStoreError};
+use vmove_node::registry::{Registry, RegistryError};
 use vmove_qmp::confine::Confinement;
-use vmove_types::Backing;
 use vmove_types::check::Blocker;
 use vmove_types::progress::{Outcome, Progress};
 use vmove_types::report::Report;
 use vmove_types::spec::MigrationSpec;
-use vmove_types::vm::{AdoptRequest, RunRequest, VmDetail};
+use vmove_types::vm::VmDetail;
 
 use crate::engine::{Engine, EngineConfig, EngineError};
 use crate::vmm::Qemu;
@@ -63,12 +58,9 @@ pub enum EmbedError {
     /// A VM.
     #[error(transparent)]
     Vm(#[from] RegistryError),
-    /// The folder of VMs.
+    /// The folders.
     #[error(transparent)]
-    Store(#[from] VmStoreError),
-    /// The folder of guest memory.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
+    Ground(#[from] GroundError),
     /// The port, or the fabric behind it.
     #[error("Could not listen on {address}")]
     Listen {
@@ -142,35 +134,27 @@ impl Builder {
     /// Makes the node. Guests that an earlier one over the same folders had are taken up: those that lack pages before anything else.
     ///
     /// # Errors
-    /// A folder or the port cannot be used.
+    /// A folder or the port cannot be used. [`GroundError::Taken`] while another node uses the state folder.
     pub async fn start(self) -> Result<Node, EmbedError> {
         let Self { name, state_dir, run_dir, listen, confinement, peers, bulk_connections } = self;
         let failed = |source| EmbedError::Listen { address: listen, source };
-        let memory_dir = run_dir.join("memory");
-        MemoryDir::prepare(&layout::memory_dir(&memory_dir, Backing::Thp), Backing::Thp)?;
-        let vms = Arc::new(VmStore::open(&state_dir.join("vms"))?);
+        let ground = Ground::take(&state_dir, &run_dir, confinement)?;
         let dialer = Arc::new(TcpDialer::new().map_err(failed)?);
         let port = Port::bind(listen, dialer.fabric()).await.map_err(failed)?;
-        let (monitors, starter) = (Arc::new(Monitors::default()), Starter::plain());
-        let reservations = Reservations::new(memory_dir.clone());
+        let (starter, confinement) = (ground.starter.clone(), ground.confinement.clone());
         // Of libvirt nothing is known here.
-        let domains = Domains::new(Arc::clone(&monitors), PathBuf::new());
+        let domains = Domains::new(Arc::clone(&ground.monitors), PathBuf::new());
         let engine = Engine::open(
             EngineConfig {
                 node: name,
-                sessions_dir: state_dir.join("sessions"),
-                run_dir: run_dir.join("vms"),
-                memory_dir,
-                reservations: Arc::clone(&reservations),
+                sessions_dir: ground.state_dir.join("sessions"),
+                run_dir: ground.vms_dir.clone(),
+                memory_dir: ground.memory_dir.clone(),
+                reservations: Arc::clone(&ground.reservations),
                 confinement: confinement.clone(),
                 peers: Arc::new(peers.beside(&confinement)),
                 admission: Arc::new(AdmitsAll),
-                vmm: Arc::new(Qemu::new(
-                    Arc::clone(&monitors),
-                    starter.clone(),
-                    confinement.clone(),
-                    domains,
-                )),
+                vmm: Arc::new(Qemu::new(Arc::clone(&ground.monitors), starter, confinement, domains)),
                 devices: Arc::new(NoDevices),
                 disk: Arc::new(KernelDisk),
                 dialer,
@@ -179,12 +163,10 @@ impl Builder {
                 reconnect_for: Duration::from_secs(600),
                 keep_migrations: 1000,
             },
-            Arc::clone(&vms),
+            Arc::clone(&ground.vms),
         )?;
         let migrations: Arc<dyn Migrations> = Arc::new(OfEngine(Arc::clone(&engine)));
-        let run_dir = run_dir.join("vms");
-        let means = Means { run_dir, reservations, starter, devices: Arc::new(NoDevices), confinement };
-        let registry = Registry::new(vms, monitors, migrations, means);
+        let registry = ground.registry(migrations);
         engine.resume_owners();
         let address = port.address();
         let mut tasks = JoinSet::new();
@@ -192,7 +174,7 @@ impl Builder {
         registry.readopt();
         engine.resume_others();
         tasks.spawn(Arc::clone(&registry).supervise());
-        Ok(Node { engine, registry, address, _tasks: tasks })
+        Ok(Node { engine, registry, address, _tasks: tasks, _lock: Arc::clone(ground.lock()) })
     }
 }
 
@@ -203,6 +185,8 @@ pub struct Node {
     registry: Arc<Registry>,
     address: SocketAddr,
     _tasks: JoinSet<()>,
+    /// After the tasks.
+    _lock: Arc<StateLock>,
 }
 
 impl Node {
@@ -250,17 +234,7 @@ impl Node {
         name: &str,
         command_line: impl IntoIterator<Item = S>,
     ) -> Result<VmDetail, EmbedError> {
-        let command_line = command_line.into_iter().map(Into::into).collect();
-        let request = RunRequest {
-            name: name.to_owned(),
-            memory: Backing::Thp.name().to_owned(),
-            command_line,
-            environment: BTreeMap::new(),
-            devices: Vec::new(),
-            grant: None,
-            pin: None,
-        };
-        Ok(self.registry.run(request).await?)
+        Ok(embed::run(&self.registry, name, command_line).await?)
     }
 
     /// Takes in a QEMU that runs already, by a QMP socket of its own. Its RAM must be a shared file.
@@ -268,8 +242,7 @@ impl Node {
     /// # Errors
     /// It cannot be moved; it is as it was then.
     pub async fn adopt(&self, name: &str, qmp: impl Into<PathBuf>) -> Result<VmDetail, EmbedError> {
-        let request = AdoptRequest { name: name.to_owned(), qmp: qmp.into() };
-        Ok(self.registry.adopt(request).await?)
+        Ok(embed::adopt(&self.registry, name, qmp).await?)
     }
 
     /// Moves a VM to another node, and waits for the end.

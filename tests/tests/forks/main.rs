@@ -8,6 +8,7 @@ mod by_guest_hosts;
 mod by_guest_library;
 mod disks;
 mod disks_hosts;
+mod embedded;
 mod example;
 mod hooks;
 mod hosts;

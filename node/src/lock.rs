@@ -1,4 +1,4 @@
-//! One vmoved per state folder.
+//! One node per state folder, whether it is `vmoved` or inside a program.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -6,8 +6,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::files::no_link;
 use rustix::fs::FlockOperation;
-use vmove_node::files::no_link;
 
 /// A process that a killed daemon was just starting holds the lock until it is another program: milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -16,9 +16,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// Why the state folder cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another daemon has it.
+    /// Another process has it.
     #[error(
-        "Another vmoved{holder} uses the state folder {dir}: stop it, or give this one another --state-dir"
+        "Another vmoved, or program with a node in it,{holder} uses the state folder {dir}: end it, or give this one a state folder of its own"
     )]
     Taken {
         /// The folder.
@@ -37,12 +37,15 @@ pub enum LockError {
     },
 }
 
-/// Held for the life of the daemon. The kernel frees it with the process, however that ends.
+/// Held for the life of a node. The kernel frees it with the process, however that ends.
 #[derive(Debug)]
 pub struct StateLock(#[expect(dead_code, reason = "holds the lock")] File);
 
 impl StateLock {
-    /// Takes the folder, which is the daemon's own.
+    /// Takes the folder, which is the node's own.
+    ///
+    /// # Errors
+    /// [`LockError`]. Waits up to two seconds for a holder that has ended.
     pub fn take(dir: &Path) -> Result<Self, LockError> {
         let io = |source| LockError::Io { dir: dir.to_owned(), source };
         let mut options = OpenOptions::new();
