@@ -55,8 +55,6 @@ async fn fork_both(node: &Node, work: Duration, count: usize, qemu: Vec<String>)
     tokio::time::sleep(work).await;
     let of_guest = ForkRequest { vm: Some(GUEST.to_owned()), ..ForkRequest::default() };
     fork(node, GUEST, ForkRequest { count, verify: true, ..of_guest }).await?;
-    // The fork still closes what it had open when it has answered.
-    node.at_rest(GUEST).await;
     let (vm, name) = (GUEST.to_owned(), TEMPLATE.to_owned());
     let saved = node.save_template(TemplateRequest { vm, name, ..TemplateRequest::default() }).await?;
     let (mib, pause) = (saved.disk_bytes >> 20, saved.parent_pause_ms.unwrap_or_default());

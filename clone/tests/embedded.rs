@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use vmove_clone::embed::{EmbedError, Node};
 use vmove_clone::engine::ForkPolicy;
+use vmove_memory::MemoryDir;
 use vmove_node::embed::GroundError;
+use vmove_types::Backing;
 use vmove_types::fork::ForkRequest;
 
 /// A folder for nodes. What is mounted in it goes with it.
@@ -113,7 +115,10 @@ async fn a_qemu_that_runs_is_taken_in_and_forked_and_the_next_node_knows_all_of_
     vmove_skip::need!(root());
     let program = vmove_skip::need!(vmove_skip::qemu());
     let folder = Folder::new();
-    let (qemu, qmp) = Qemu::start(&program, folder.path());
+    // Its RAM must be where the node has that of its own VMs: a template of it is a second name of the file.
+    let memory = folder.path().join("run/memory/thp");
+    MemoryDir::prepare(&memory, Backing::Thp).unwrap();
+    let (qemu, qmp) = Qemu::start(&program, &memory);
     let node = folder.node().await.unwrap();
     let adopted = node.adopt("web", qmp).await.unwrap();
     assert_eq!(adopted.summary.pid.unsigned_abs(), qemu.0.id());

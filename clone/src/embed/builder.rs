@@ -33,6 +33,18 @@ pub struct Builder {
     standby: Option<PathBuf>,
 }
 
+impl Node {
+    /// A node of this name. `state_dir` has its journals and templates, and must outlive a reboot; `run_dir` has sockets and the memory of its guests
+    /// (tmpfs is mounted in it). No other node may use them at the same time.
+    pub fn builder(
+        name: impl Into<String>,
+        state_dir: impl Into<PathBuf>,
+        run_dir: impl Into<PathBuf>,
+    ) -> Builder {
+        Builder::new(name.into(), state_dir.into(), run_dir.into())
+    }
+}
+
 impl Builder {
     pub(super) fn new(name: String, state_dir: PathBuf, run_dir: PathBuf) -> Self {
         let (confinement, policy) = (Confinement::default(), ForkPolicy::default());

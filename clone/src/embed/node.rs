@@ -15,7 +15,6 @@ use vmove_types::fork::{ForkRequest, Promoted, Removed, TemplateInfo, TemplateRe
 use vmove_types::fork_report::ForkReport;
 use vmove_types::vm::{Stopped, VmDetail, VmSummary};
 
-use super::builder::Builder;
 use super::error::EmbedError;
 use crate::engine::{ForkEngine, ForkError};
 
@@ -36,16 +35,6 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node of this name. `state_dir` has its journals and templates, and must outlive a reboot; `run_dir` has sockets and the memory of its guests
-    /// (tmpfs is mounted in it). No other node may use them at the same time.
-    pub fn builder(
-        name: impl Into<String>,
-        state_dir: impl Into<PathBuf>,
-        run_dir: impl Into<PathBuf>,
-    ) -> Builder {
-        Builder::new(name.into(), state_dir.into(), run_dir.into())
-    }
-
     pub(super) const fn new(
         name: String,
         forks: Arc<ForkEngine>,
@@ -80,7 +69,8 @@ impl Node {
         Ok(embed::run(&self.registry, name, command_line).await?)
     }
 
-    /// Takes in a QEMU that runs already, by a QMP socket of its own. Its RAM must be a shared file.
+    /// Takes in a QEMU that runs already, by a QMP socket of its own. Its RAM must be a shared file on tmpfs or hugetlbfs; to be forked, one below
+    /// the run folder's `memory/thp` or `memory/hugetlb-2m`, where a template can be a second name of it.
     ///
     /// # Errors
     /// It cannot be taken in; it is as it was then.
@@ -95,14 +85,15 @@ impl Node {
         vms
     }
 
-    /// Waits until no fork is at work on a VM, such as one that was [taken up](Builder::start). While the VM's QEMU hangs, so does this.
+    /// Waits until no fork is at work on a VM: one that was [taken up](super::Builder::start), or one that has answered and still closes what it had open.
+    /// While the VM's QEMU hangs, so does this.
     pub async fn at_rest(&self, vm: &str) {
         while self.forks.not_at_work(vm).is_err() {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     }
 
-    /// Forks a guest, or a template, on this host; waits until all children run.
+    /// Forks a guest, or a template, on this host, once the guest is [at rest](Node::at_rest); waits until all children run.
     ///
     /// # Errors
     /// [`EmbedError::OtherHosts`] if the request names other nodes. [`EmbedError::Fork`]: no child is there then, and the guest runs on. Children
@@ -112,6 +103,9 @@ impl Node {
         let nodes: Vec<String> = others.cloned().collect();
         if !nodes.is_empty() {
             return Err(EmbedError::OtherHosts { nodes });
+        }
+        if let Some(vm) = &request.vm {
+            self.at_rest(vm).await;
         }
         self.finished(Arc::clone(&self.forks).create(request)).await
     }
@@ -124,11 +118,12 @@ impl Node {
         self.finished(Arc::clone(&self.forks).promote(vm.to_owned())).await
     }
 
-    /// Keeps a guest as it is now, in memory and on disk, under a name; the guest runs on.
+    /// Keeps a guest as it is once it is [at rest](Node::at_rest), in memory and on disk, under a name; the guest runs on.
     ///
     /// # Errors
     /// There is no template then, and the guest runs on.
     pub async fn save_template(&self, request: TemplateRequest) -> Result<TemplateInfo, EmbedError> {
+        self.at_rest(&request.vm).await;
         self.finished(Arc::clone(&self.forks).save_template(request)).await
     }
 

@@ -126,7 +126,7 @@ impl Watched {
 
     fn all_are_sound(&self, pids: &[i32]) {
         std::thread::scope(|scope| {
-            pids.iter().for_each(|pid| drop(scope.spawn(move || self.is_sound(*pid))))
+            pids.iter().for_each(|pid| drop(scope.spawn(move || self.is_sound(*pid))));
         });
     }
 }
