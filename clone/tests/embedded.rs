@@ -1,8 +1,10 @@
 //! A node inside a program: what it refuses, and what it does with a QEMU that runs already.
 #![allow(clippy::tests_outside_test_module, reason = "this whole file is a test module")]
 
+mod mounts;
+
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use vmove_clone::embed::{EmbedError, Node};
@@ -12,16 +14,23 @@ use vmove_node::embed::GroundError;
 use vmove_types::Backing;
 use vmove_types::fork::ForkRequest;
 
-/// A folder for nodes. What is mounted in it goes with it.
-struct Folder(tempfile::TempDir);
+use mounts::Mounts;
+
+/// A folder for nodes.
+struct Folder {
+    /// First: what is mounted in the folder goes before it.
+    _mounts: Mounts,
+    folder: tempfile::TempDir,
+}
 
 impl Folder {
     fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
+        let folder = tempfile::tempdir().unwrap();
+        Self { _mounts: Mounts(folder.path().to_owned()), folder }
     }
 
     fn path(&self) -> &Path {
-        self.0.path()
+        self.folder.path()
     }
 
     async fn node(&self) -> Result<Node, EmbedError> {
@@ -29,25 +38,9 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let places = mounts.lines().filter_map(|line| line.split(' ').nth(1));
-        for place in places.filter(|place| Path::new(place).starts_with(self.path())) {
-            // Lazily: a QEMU that has just ended may still have its memory mapped.
-            let _ = Command::new("umount").args(["--lazy", place]).stderr(Stdio::null()).status();
-        }
-    }
-}
-
-/// Tmpfs can be mounted.
-fn root() -> Result<(), String> {
-    if rustix::process::geteuid().is_root() { Ok(()) } else { Err("this needs root".to_owned()) }
-}
-
 #[tokio::test]
 async fn children_on_other_hosts_are_refused_with_what_to_use_instead() {
-    vmove_skip::need!(root());
+    vmove_skip::need!(vmove_skip::root());
     let folder = Folder::new();
     let node = folder.node().await.unwrap();
     let nodes = vec!["a".to_owned(), "b:7420".to_owned()];
@@ -66,7 +59,7 @@ async fn children_on_other_hosts_are_refused_with_what_to_use_instead() {
 
 #[tokio::test]
 async fn folders_that_another_node_uses_or_that_have_migrations_are_refused() {
-    vmove_skip::need!(root());
+    vmove_skip::need!(vmove_skip::root());
     let folder = Folder::new();
     let node = folder.node().await.unwrap();
     let error = folder.node().await.unwrap_err();
@@ -112,7 +105,6 @@ impl Drop for Qemu {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_qemu_that_runs_is_taken_in_and_forked_and_the_next_node_knows_all_of_it() {
-    vmove_skip::need!(root());
     let program = vmove_skip::need!(vmove_skip::qemu());
     let folder = Folder::new();
     // Its RAM must be where the node has that of its own VMs: a template of it is a second name of the file.

@@ -1,6 +1,7 @@
 //! A fork between two hosts without any daemon: two engines that speak over plain TCP, and a real QEMU with a guest of some bytes.
 #![allow(clippy::tests_outside_test_module, reason = "this whole file is a test module")]
 
+mod mounts;
 mod node;
 
 use std::path::Path;

@@ -383,6 +383,12 @@ impl Node {
         serde_json::from_value(shown.clone()).with_context(|| format!("`vmove show` answered {shown}"))
     }
 
+    /// Whether this node has the VM, and its guest runs.
+    #[must_use]
+    pub fn runs(&self, name: &str) -> bool {
+        self.vm(name).is_ok_and(|vm| vm.status == "running")
+    }
+
     /// Names of all VMs on this node.
     ///
     /// # Errors

@@ -100,6 +100,12 @@ impl Parent {
         Ok(Self { name: name.to_owned(), guest, offset })
     }
 
+    /// A guest that runs without a daemon, and whose beacon is so many bytes from the start of its RAM.
+    #[must_use]
+    pub fn known(name: &str, guest: Guest, offset: u64) -> Self {
+        Self { name: name.to_owned(), guest, offset }
+    }
+
     /// Bytes from the start of its RAM to its beacon.
     #[must_use]
     pub const fn offset(&self) -> u64 {
@@ -138,8 +144,6 @@ impl Parent {
     /// # Errors
     /// When it does not, or found one.
     pub fn sound(&self, node: &Node, name: &str) -> Result<Beacon> {
-        let config = &self.guest.config;
-        let pages = u64::from(config.working_pages()) + u64::from(config.cold_pages());
         // It may be stopped for the moments in which it gets memory of its own.
         let until = Instant::now() + STEP_TIMEOUT;
         let vm = loop {
@@ -150,17 +154,28 @@ impl Parent {
             ensure!(Instant::now() < until, "expected {name} to run, found {}", vm.status);
             std::thread::sleep(Duration::from_millis(10));
         };
-        let page = self.page(&vm)?;
-        let first = page.read().with_context(|| format!("no beacon in {name}"))?;
+        let now = self.sound_in(vm.pid).with_context(|| name.to_owned())?;
+        ensure!(failures(&vm.console()).is_empty(), "{name} told of {:?}", failures(&vm.console()));
+        Ok(now)
+    }
+
+    /// As [`Parent::sound`], by the process id of the VM's QEMU: what its console shows is not looked at.
+    ///
+    /// # Errors
+    /// As [`Parent::sound`].
+    pub fn sound_in(&self, pid: i32) -> Result<Beacon> {
+        let config = &self.guest.config;
+        let pages = u64::from(config.working_pages()) + u64::from(config.cold_pages());
+        let page = self.page_in(pid)?;
+        let first = page.read().context("no beacon")?;
         let deadline = Instant::now() + STEP_TIMEOUT;
         loop {
-            let now = page.read().with_context(|| format!("the beacon of {name} is gone"))?;
-            ensure!(now.errors == 0, "{name} found wrong memory: {}", now.verdict());
+            let now = page.read().context("its beacon is gone")?;
+            ensure!(now.errors == 0, "it found wrong memory: {}", now.verdict());
             if now.verified > first.verified + pages && now.beats > first.beats + 50 {
-                ensure!(failures(&vm.console()).is_empty(), "{name} told of {:?}", failures(&vm.console()));
                 return Ok(now);
             }
-            ensure!(Instant::now() < deadline, "{name} stands still: {first:?}, later {now:?}");
+            ensure!(Instant::now() < deadline, "it stands still: {first:?}, later {now:?}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }

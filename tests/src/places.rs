@@ -164,7 +164,7 @@ fn exists(path: &Path) -> Result<PathBuf> {
 /// # Errors
 /// When it is not.
 pub fn root() -> Result<()> {
-    if nix::unistd::geteuid().is_root() { Ok(()) } else { bail!("this needs root") }
+    vmove_skip::root().map_err(anyhow::Error::msg)
 }
 
 /// Folder of guests that have booted in this test run, if `VMOVE_BOOTED` names one.

@@ -8,7 +8,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use vmove_guest::beacon::Beacon;
 use vmove_guest::config::{Config, Rate};
@@ -246,6 +246,23 @@ impl Scene {
     pub fn migrate_to(&self, to: &str, options: &[&str]) -> Result<End> {
         let options = self.for_this_guest(options);
         vmove(&self.a, &[&["migrate", &self.name, "--to", to], &options[..]].concat())
+    }
+
+    /// Sends the guest from `a` to `b` for a visit. Returns what was said once `b` knows it.
+    ///
+    /// # Errors
+    /// When it does not go.
+    pub fn visit(&self, options: &[&str]) -> Result<Value> {
+        let End { code, answer, said } =
+            vmove(&self.a, &[&["visit", &self.name, "--to", "b"], options].concat())?;
+        ensure!(code == 0, "visit {options:?}: {answer} {said}; node a: {}", self.a.log());
+        // Its record is written after it runs: a slow disk lengthens no pause.
+        let deadline = Instant::now() + STEP_TIMEOUT;
+        while !self.b.runs(&self.name) {
+            ensure!(Instant::now() < deadline, "node b does not know it: {}", self.b.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(answer)
     }
 
     fn for_this_guest<'a>(&self, options: &[&'a str]) -> Vec<&'a str> {

@@ -3,8 +3,7 @@
 pub mod devices;
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +29,8 @@ use vmove_node::reservations::Reservations;
 use vmove_node::starter::Starter;
 use vmove_node::store::VmStore;
 use vmove_qmp::confine::Confinement;
+
+use crate::mounts::Mounts;
 
 /// A host with an engine. Dropping it ends its VMs and unmounts its memory.
 pub struct Node {
@@ -115,20 +116,6 @@ impl Drop for Node {
     fn drop(&mut self) {
         for pid in self.registry.records().iter().filter_map(|vm| Pid::from_raw(vm.pid)) {
             let _ = kill_process(pid, Signal::KILL);
-        }
-    }
-}
-
-/// The file systems of guest memory below a folder.
-struct Mounts(PathBuf);
-
-impl Drop for Mounts {
-    fn drop(&mut self) {
-        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let places = mounts.lines().filter_map(|line| line.split(' ').nth(1));
-        for place in places.filter(|place| Path::new(place).starts_with(&self.0)) {
-            // Lazily: a QEMU that has just been killed may still have its memory mapped.
-            let _ = Command::new("umount").args(["--lazy", place]).stderr(Stdio::null()).status();
         }
     }
 }

@@ -51,14 +51,23 @@ pub fn user_of_qemus() -> &'static [&'static str] {
     *FOUND
 }
 
+/// Fails unless this process is root, which mounting guest memory and attaching to QEMU need.
+///
+/// # Errors
+/// When it is not.
+pub fn root() -> Result<(), String> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    Err("needs root, to mount guest memory and attach to QEMU".to_owned())
+}
+
 /// The path of a QEMU that can be run, for a test that mounts guest memory and attaches to QEMU.
 ///
 /// # Errors
 /// What is missing: the rights of root, or a QEMU.
 pub fn qemu() -> Result<String, String> {
-    if !rustix::process::geteuid().is_root() {
-        return Err("needs root, to mount guest memory and attach to QEMU".to_owned());
-    }
+    root()?;
     let named = VARIABLES.iter().find_map(|variable| std::env::var(variable).ok());
     let program =
         named.filter(|program| !program.is_empty()).unwrap_or_else(|| "qemu-system-x86_64".to_owned());

@@ -10,12 +10,11 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use vmove_skip::need;
-use vmove_tests::beacon::{self, BeaconPage};
-use vmove_tests::forks::{ForkPhase, journals_in, phase_in};
+use vmove_tests::beacon;
+use vmove_tests::forks::{ForkPhase, Parent, journals_in, phase_in};
 use vmove_tests::guest::{Accel, Guest};
 use vmove_tests::payload::{self, KvmPages};
 use vmove_tests::places;
-use vmove_tests::process::ram_in;
 use vmove_tests::sandbox::Sandbox;
 
 /// Seconds before the fork, in which the guest fills its memory.
@@ -93,42 +92,13 @@ fn pids(said: &[String]) -> Vec<i32> {
     said.iter().filter_map(pid).collect()
 }
 
-/// A guest that checks its memory, and bytes from the start of its RAM to its beacon.
-struct Watched {
-    guest: Guest,
-    offset: u64,
-}
-
-impl Watched {
-    fn page(&self, pid: i32) -> BeaconPage {
-        let start = ram_in(pid, self.guest.bytes()).expect("guest memory");
-        let memory = File::open(format!("/proc/{pid}/mem")).expect("it lives");
-        BeaconPage::at(memory, start + self.offset)
-    }
-
-    /// Waits until the guest has checked each of its pages once more, and has found no error.
-    fn is_sound(&self, pid: i32) {
-        let config = &self.guest.config;
-        let pages = u64::from(config.working_pages()) + u64::from(config.cold_pages());
-        let first = self.page(pid).read().expect("a beacon");
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            // Its memory is mapped anew while it gets memory of its own.
-            let now = self.page(pid).read().expect("a beacon");
-            assert_eq!(now.errors, 0, "{pid} found wrong memory: {}", now.verdict());
-            if now.verified > first.verified + pages && now.beats > first.beats + 50 {
-                return;
-            }
-            assert!(Instant::now() < deadline, "{pid} stands still: {first:?}, later {now:?}");
-            std::thread::sleep(Duration::from_millis(10));
+/// All have memory that is right.
+fn are_sound(parent: &Parent, pids: &[i32]) {
+    std::thread::scope(|scope| {
+        for pid in pids {
+            scope.spawn(move || parent.sound_in(*pid).unwrap_or_else(|error| panic!("{pid}: {error:#}")));
         }
-    }
-
-    fn all_are_sound(&self, pids: &[i32]) {
-        std::thread::scope(|scope| {
-            pids.iter().for_each(|pid| drop(scope.spawn(move || self.is_sound(*pid))));
-        });
-    }
+    });
 }
 
 fn payload_in(sandbox: &Sandbox, accel: Accel) -> Guest {
@@ -136,31 +106,31 @@ fn payload_in(sandbox: &Sandbox, accel: Accel) -> Guest {
 }
 
 /// Starts the example, and waits until its guest is at work.
-fn begun(sandbox: &Sandbox, accel: Accel) -> (Program, Watched, i32) {
+fn begun(sandbox: &Sandbox, accel: Accel) -> (Program, Parent, i32) {
     let guest = payload_in(sandbox, accel);
     let mut program = Program::start(sandbox, &guest);
     let pid = pids(&program.said_until("guest: process", sandbox))[0];
     let files = || beacon::ram_files(&sandbox.path().join("run/memory"));
     let (_, page) = beacon::wait_running(files, PATIENCE).expect("the guest is at work");
-    (program, Watched { guest, offset: page.offset() }, pid)
+    (program, Parent::known("guest", guest, page.offset()), pid)
 }
 
 /// The guest, its children and those of the template run, each with memory that is right.
-fn forks_and_ends(mut program: Program, watched: &Watched, guest: i32, sandbox: &Sandbox) {
+fn forks_and_ends(mut program: Program, parent: &Parent, guest: i32, sandbox: &Sandbox) {
     let said = program.said_until("all run", sandbox);
     let children = pids(&said);
     assert_eq!(children.len(), 6, "{said:#?}");
     assert_eq!(said.iter().filter(|line| line.ends_with(", verified")).count(), 6, "{said:#?}");
     assert!(said.iter().any(|line| line.starts_with("guest: forked") && line.contains("stood still for")));
     let all: Vec<i32> = children.into_iter().chain([guest]).collect();
-    watched.all_are_sound(&all);
+    are_sound(parent, &all);
     program.end(&all, sandbox);
 }
 
 fn forks(accel: Accel) {
     let sandbox = Sandbox::new().expect("a sandbox");
-    let (program, watched, guest) = begun(&sandbox, accel);
-    forks_and_ends(program, &watched, guest, &sandbox);
+    let (program, parent, guest) = begun(&sandbox, accel);
+    forks_and_ends(program, &parent, guest, &sandbox);
 }
 
 #[test]
@@ -176,7 +146,7 @@ fn a_program_forks_a_guest_and_a_template_of_its_own_kvm() {
 }
 
 /// Kills a program while its guest is stopped for a fork. `None` if the fork was faster each time.
-fn killed_while_stopping(sandbox: &Sandbox) -> Option<(Watched, i32)> {
+fn killed_while_stopping(sandbox: &Sandbox) -> Option<(Guest, i32)> {
     let guest = payload_in(sandbox, Accel::Tcg);
     let mut program = Program::start(sandbox, &guest);
     let forks = sandbox.path().join("state/forks");
@@ -192,7 +162,7 @@ fn killed_while_stopping(sandbox: &Sandbox) -> Option<(Watched, i32)> {
     eprintln!("killed in {phase:?}");
     let pid = pids(&program.said.map_while(Result::ok).collect::<Vec<_>>())[0];
     let stopped = matches!(phase, ForkPhase::Stopping | ForkPhase::Keeping);
-    stopped.then_some((Watched { guest, offset: 0 }, pid))
+    stopped.then_some((guest, pid))
 }
 
 #[test]
@@ -200,15 +170,15 @@ fn a_program_that_is_killed_in_a_fork_takes_the_guest_up_when_it_is_started_agai
     need!(ready(Accel::Tcg));
     for _ in 0..20 {
         let sandbox = Sandbox::new().expect("a sandbox");
-        let Some((mut watched, pid)) = killed_while_stopping(&sandbox) else { continue };
-        let mut program = Program::start(&sandbox, &watched.guest);
+        let Some((guest, pid)) = killed_while_stopping(&sandbox) else { continue };
+        let mut program = Program::start(&sandbox, &guest);
         let said = program.said_until("taken up", &sandbox);
         assert_eq!(pids(&said), [pid], "the guest is not started again: {said:#?}");
         let files = || beacon::ram_files(&sandbox.path().join("run/memory"));
         let (_, page) = beacon::wait_running(files, PATIENCE).expect("the guest is at work again");
-        watched.offset = page.offset();
-        watched.is_sound(pid);
-        return forks_and_ends(program, &watched, pid, &sandbox);
+        let parent = Parent::known("guest", guest, page.offset());
+        are_sound(&parent, &[pid]);
+        return forks_and_ends(program, &parent, pid, &sandbox);
     }
     panic!("each of 20 forks was over when the program was killed");
 }

@@ -2,7 +2,6 @@
 #![cfg(test)]
 
 use vmove_skip::{need, skip};
-use vmove_tests::fleet::until;
 use vmove_tests::forks::done;
 use vmove_tests::guest::{Accel, Guest};
 use vmove_tests::payload::{self, KvmPages};
@@ -138,10 +137,7 @@ fn a_guest_under_kvm_visits_and_comes_home() {
         let guest = payload::guest(sandbox.path(), Accel::Kvm, &payload::busy(), pages).expect("an image");
         let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest");
         for _ in 0..4 {
-            let end = vmove(&scene.a, &["visit", NAME, "--to", "b"]).expect("an answer");
-            assert_eq!(end.code, 0, "{} {}", end.answer, end.said);
-            // Its record is written after it runs: a slow disk lengthens no pause.
-            until("its VM is known there", || scene.b.vm(NAME).is_ok());
+            scene.visit(&[]).expect("it goes");
             scene.alive_at(&scene.b).expect("it works there");
             let back = vmove(&scene.b, &["visit", NAME, "--back"]).expect("an answer");
             assert_eq!(back.code, 0, "{} {}", back.answer, back.said);

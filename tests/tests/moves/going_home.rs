@@ -36,15 +36,8 @@ fn scene_with(config: Config, extra: &[&str], node: &str) -> Scene {
 
 /// Sends the guest of `a` to `b`. Returns the visit's id and what was said.
 fn go(scene: &Scene, options: &[&str]) -> (String, Value) {
-    let end = vmove(&scene.a, &[&["visit", NAME, "--to", "b"], options].concat()).expect("an answer");
-    assert_eq!(end.code, 0, "{options:?}: {} {}", end.answer, end.said);
-    // Its record is written after it runs: a slow disk lengthens no pause.
-    until("its VM is known there", || runs(&scene.b));
-    (end.answer["id"].as_str().expect("an id").to_owned(), end.answer)
-}
-
-fn runs(node: &Node) -> bool {
-    node.vm(NAME).is_ok_and(|vm| vm.status == "running")
+    let said = scene.visit(options).expect("it goes");
+    (said["id"].as_str().expect("an id").to_owned(), said)
 }
 
 fn status(node: &Node, id: &str) -> Value {
@@ -53,7 +46,7 @@ fn status(node: &Node, id: &str) -> Value {
 
 /// It went home by itself, and is whole.
 fn is_home(scene: &Scene, visit: &str) {
-    until("it runs at home", || runs(&scene.a));
+    until("it runs at home", || scene.a.runs(NAME));
     scene.sound_at(&scene.a).expect("it works, and all that it reads is right");
     gone_from(&scene.b).expect("nothing of it is left there");
     until("the visit has ended", || status(&scene.a, visit)["outcome"]["state"] == "done");
@@ -74,7 +67,7 @@ fn a_visitor_goes_home_when_its_time_is_over_also_if_its_daemon_was_killed() {
             scene.b.crash();
             scene.b.run().expect("it starts again");
         }
-        assert!(runs(&scene.b), "too early: {}", scene.b.log());
+        assert!(scene.b.runs(NAME), "too early: {}", scene.b.log());
         is_home(&scene, &visit);
     }
 }
@@ -88,7 +81,7 @@ fn a_visitor_goes_home_on_an_event_of_its_qemu() {
     let (visit, _) = go(&scene, &["--until", "POWERDOWN", "--for", "1h"]);
     scene.sound_at(&scene.b).expect("it works there");
     std::thread::sleep(Duration::from_secs(2));
-    assert!(runs(&scene.b), "nothing has happened yet");
+    assert!(scene.b.runs(NAME), "nothing has happened yet");
     let monitor = scene.b.vm(NAME).expect("it is listed").dir.join("operator.sock");
     let monitor = Monitor::connect(&monitor).expect("QEMU's second monitor");
     monitor.run("system_powerdown", serde_json::json!({})).expect("it answers");
@@ -110,9 +103,9 @@ fn a_visitor_goes_home_when_it_is_idle_and_not_before() {
     };
     let idle = scene(idle, &[]);
     let (visit, _) = go(&idle, &["--return-when", "idle", "--idle-for", "3s"]);
-    until("it runs at home", || runs(&idle.a));
+    until("it runs at home", || idle.a.runs(NAME));
     until("the visit has ended", || status(&idle.a, &visit)["outcome"]["state"] == "done");
-    assert!(runs(&busy.b), "one that works stays: {}", busy.b.log());
+    assert!(busy.b.runs(NAME), "one that works stays: {}", busy.b.log());
     busy.sound_at(&busy.b).expect("it works there");
 }
 

@@ -49,15 +49,9 @@ fn refused(node: &Node, arguments: &[&str], why: &str) {
 
 /// Sends the guest of `a` to `b`. Returns the id of the visit.
 fn go(scene: &Scene) -> String {
-    let there = done(&scene.a, &["visit", NAME, "--to", "b"]);
+    let there = scene.visit(&[]).expect("it goes");
     assert_eq!((&there["mode"], &there["phase"]), (&"visit".into(), &"fetch".into()), "{there}");
-    // Its record is written after it runs: a slow disk lengthens no pause.
-    until("its VM is known there", || runs(&scene.b));
     there["id"].as_str().expect("an id").to_owned()
-}
-
-fn runs(node: &Node) -> bool {
-    node.vm(NAME).is_ok_and(|vm| vm.status == "running")
 }
 
 /// Nothing but the guest's memory is at home.
@@ -284,16 +278,20 @@ fn a_guest_is_in_one_place_wherever_a_daemon_is_killed_on_its_way_home() {
         let killed = if home { &mut scene.a } else { &mut scene.b };
         killed.crash();
         killed.run().expect("it starts again");
-        until("it runs in one place", || runs(&scene.a) != runs(&scene.b));
-        eprintln!("home {home}, after {after_ms} ms: at home {}, there {}", runs(&scene.a), runs(&scene.b));
-        if !runs(&scene.a) {
+        until("it runs in one place", || scene.a.runs(NAME) != scene.b.runs(NAME));
+        eprintln!(
+            "home {home}, after {after_ms} ms: at home {}, there {}",
+            scene.a.runs(NAME),
+            scene.b.runs(NAME)
+        );
+        if !scene.a.runs(NAME) {
             // Unless it is still on its way: the daemon that was killed was back before it was missed.
             if let Err(error) = scene.sound_at(&scene.b) {
-                assert!(runs(&scene.a), "it still visits: {error:#}");
+                assert!(scene.a.runs(NAME), "it still visits: {error:#}");
             }
             until("it can go home", || {
                 let end = vmove(&scene.b, &["visit", NAME, "--back"]);
-                end.is_ok_and(|end| end.code == 0) || runs(&scene.a)
+                end.is_ok_and(|end| end.code == 0) || scene.a.runs(NAME)
             });
         }
         scene.sound_at(&scene.a).expect("it works at home again");
