@@ -300,9 +300,28 @@ fn huge_pages_note(size: u64) -> String {
     format!("huge-pages-{}", size >> 20)
 }
 
-/// The kernel's file with the number of pages in a pool.
-fn pool(size: u64) -> PathBuf {
-    format!("/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages", size >> 10).into()
+/// A file of the kernel about a pool. `name`: `nr_hugepages` is all of its pages, `surplus_hugepages` those that go when nobody uses them any more.
+fn pool(size: u64, name: &str) -> PathBuf {
+    format!("/sys/kernel/mm/hugepages/hugepages-{}kB/{name}", size >> 10).into()
+}
+
+fn read_pool(size: u64, name: &str) -> Result<i64> {
+    let file = pool(size, name);
+    let text =
+        fs::read_to_string(&file).with_context(|| format!("no pool of such pages: {}", file.display()))?;
+    Ok(text.trim().parse()?)
+}
+
+/// Pages that stay in the pool. What a QEMU that is ending still uses of pages that were given back is there, too, and goes by itself: who counted it
+/// would leave it in the pool for good.
+fn lasting_pages(size: u64) -> Result<i64> {
+    loop {
+        let surplus = read_pool(size, "surplus_hugepages")?;
+        let all = read_pool(size, "nr_hugepages")?;
+        if read_pool(size, "surplus_hugepages")? == surplus {
+            return Ok(all - surplus);
+        }
+    }
 }
 
 /// Changes the machine's pool of huge pages of this size. Returns by how much the kernel did change it.
@@ -310,15 +329,10 @@ fn change_huge_pages(size: u64, change: i64) -> Result<i64> {
     // Without the lock, two tests at once would lose one of the changes.
     let lock = fs::File::create(std::env::temp_dir().join("vmove-huge-pages.lock"))?;
     let _lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, e)| e)?;
-    let pool = pool(size);
-    let read = || -> Result<i64> {
-        let text = fs::read_to_string(&pool)
-            .with_context(|| format!("no pool of such pages: {}", pool.display()))?;
-        Ok(text.trim().parse()?)
-    };
-    let before = read()?;
-    fs::write(&pool, (before + change).max(0).to_string()).context("could not change the huge page pool")?;
-    Ok(read()? - before)
+    let before = lasting_pages(size)?;
+    fs::write(pool(size, "nr_hugepages"), (before + change).max(0).to_string())
+        .context("could not change the huge page pool")?;
+    Ok(lasting_pages(size)? - before)
 }
 
 #[cfg(test)]
@@ -347,8 +361,7 @@ mod tests {
     #[test]
     fn mounts_and_huge_pages_are_given_back() {
         vmove_skip::need!(crate::places::root());
-        let pool =
-            || fs::read_to_string(pool(2 << 20)).expect("reads").trim().parse::<i64>().expect("a number");
+        let pool = || lasting_pages(2 << 20).expect("reads");
         let before = pool();
         let sandbox = Sandbox::new().expect("a sandbox");
         let path = sandbox.path().to_owned();
@@ -361,5 +374,24 @@ mod tests {
         assert!(mounts_below(&path).is_empty());
         assert!(!path.exists());
         assert_eq!(pool(), before);
+    }
+
+    #[test]
+    fn huge_pages_that_are_in_use_when_they_are_given_back_do_not_stay_for_good() {
+        vmove_skip::need!(crate::places::root());
+        let first = Sandbox::new().expect("a sandbox");
+        let huge = vmove_skip::need!(first.mount_hugetlb("huge", 8 << 20));
+        let before = lasting_pages(2 << 20).expect("reads") - 4;
+        // As a QEMU that has not ended yet: it keeps its pages after the sandbox has gone.
+        let file = fs::File::create(huge.join("memory")).expect("a file");
+        nix::fcntl::fallocate(&file, nix::fcntl::FallocateFlags::empty(), 0, 8 << 20).expect("four pages");
+        drop(first);
+        assert_eq!(lasting_pages(2 << 20).expect("reads"), before);
+        let second = Sandbox::new().expect("a sandbox");
+        second.reserve_huge_pages(2 << 20, 4 << 20).expect("two pages");
+        drop(file);
+        assert_eq!(lasting_pages(2 << 20).expect("reads"), before + 2);
+        drop(second);
+        assert_eq!(lasting_pages(2 << 20).expect("reads"), before);
     }
 }

@@ -52,7 +52,8 @@ fn a_guest_on_huge_pages_of_the_machine_is_forked_if_there_are_enough() {
     let sandbox = Sandbox::new().expect("a sandbox");
     let guest = Guest::new(memory_mib(&light()), light()).expect("a QEMU");
     let bytes = guest.bytes();
-    need!(sandbox.reserve_huge_pages(2 << 20, 3 * bytes));
+    // Alone: pages of another test's would be enough for memory of its own.
+    need!(sandbox.reserve_huge_pages_alone(2 << 20, 3 * bytes));
     let node = Node::start(&sandbox, "a", NodeOptions::default()).expect("a daemon");
     let parent = Parent::start(&node, NAME, "hugetlb-2m", guest).expect("the guest runs");
     let answer = done(&node, &["create", NAME, "--count", "1", "--verify"]).expect("a child");
