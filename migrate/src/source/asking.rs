@@ -51,6 +51,8 @@ pub(super) struct Guest {
 #[derive(Debug)]
 pub(super) struct Asking {
     guest: Guest,
+    blocks: Vec<BlockInfo>,
+    devices: Vec<OwnedDevice>,
     control: Control,
 }
 
@@ -139,26 +141,28 @@ impl Guest {
         self.facts.status == "running"
     }
 
-    /// Dials the destination.
+    /// Dials the destination, when everything is known that it is to be told: it does not wait long for the first message, and the kernel may take
+    /// long to say which huge pages there are, while it moves them elsewhere to make larger ones.
     pub(super) async fn dial(self, session: &Session) -> Result<Asking, Stop> {
+        let vm = session.vm().clone();
+        // Registered with the fabric once that is agreed on; what is asked here is the layout.
+        let blocks = spawn_blocking(move || layout(&vm)).await.map_err(SourceError::from)??;
+        let devices = way::owned_devices(&session.node, session.vm()).await;
         let control = Control::dial(session, Token::default()).await?;
-        Ok(Asking { guest: self, control })
+        Ok(Asking { guest: self, blocks, devices, control })
     }
 }
 
 impl Asking {
     /// Asks the destination for room.
     pub(super) async fn ask(&mut self, session: &mut Session) -> Result<Room, Stop> {
-        // Registered with the fabric once that is agreed on; what is asked here is the layout.
-        let blocks = layout(session.vm())?;
-        let devices = way::owned_devices(&session.node, session.vm()).await;
         let record = session.journal.record();
         let mut prepare = prepare_message(
             &session.node,
             &record.vm,
             &record.spec,
             (&self.guest.facts, &self.guest.disks),
-            (blocks, devices),
+            (std::mem::take(&mut self.blocks), std::mem::take(&mut self.devices)),
             record.token,
             false,
         );
