@@ -1,5 +1,8 @@
 //! What of a guest cannot be forked.
 
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 use vmove_memory::{
     Keeper, MappingHints, MemoryError, Process, QemuMapping, RamFile, find_mappings, is_shared_whole,
@@ -107,6 +110,33 @@ impl GuestRam {
             return Err(CloneError::Refused(vec![Blocker::new(BlockerCode::MemoryLocked, message)]));
         }
         Ok(Self { process, files, mappings, hints, way })
+    }
+
+    /// Refuses a guest whose RAM files are elsewhere than in the node's folder for guest memory: a template is a second name of such a file, in a
+    /// folder beside. Of memory that is copied there the place does not count.
+    ///
+    /// # Errors
+    /// [`CloneError::Refused`]; [`CloneError::Io`] if a place cannot be looked at.
+    pub fn can_be_template_below(&self, folder: &Path) -> Result<(), CloneError> {
+        if self.way == Way::WriteProtected {
+            return Ok(());
+        }
+        let system =
+            |path: &Path| path.metadata().map(|meta| meta.dev()).map_err(CloneError::io("look at", path));
+        for file in &self.files {
+            if system(file.path())? != system(folder)? {
+                let path = file.path().display();
+                let message = format!(
+                    "expected RAM files on the file system of {}, the node's folder for guest memory, found {path}: start the guest with \
+                     `vmove run`, or with mem-path= in that folder",
+                    folder.display()
+                );
+                return Err(CloneError::Refused(vec![
+                    Blocker::new(BlockerCode::RamPlace, message).about(path.to_string()),
+                ]));
+            }
+        }
+        Ok(())
     }
 }
 

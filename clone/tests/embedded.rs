@@ -104,6 +104,24 @@ impl Drop for Qemu {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_qemu_whose_memory_is_elsewhere_is_refused_a_fork_with_where_it_must_be() {
+    let program = vmove_skip::need!(vmove_skip::qemu());
+    let folder = Folder::new();
+    let elsewhere = folder.path().join("elsewhere");
+    MemoryDir::prepare(&elsewhere, Backing::Thp).unwrap();
+    let (mut qemu, qmp) = Qemu::start(&program, &elsewhere);
+    let node = folder.node().await.unwrap();
+    node.adopt("web", qmp).await.unwrap();
+    let of_web = ForkRequest { vm: Some("web".to_owned()), count: 1, ..ForkRequest::default() };
+    let error = node.fork(of_web).await.unwrap_err().to_string();
+    for words in ["run/memory/thp", "elsewhere/ram", "mem-path="] {
+        assert!(error.contains(words), "no {words:?} in {error}");
+    }
+    assert!(qemu.0.try_wait().unwrap().is_none(), "it runs on");
+    assert_eq!(node.vms().await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_qemu_that_runs_is_taken_in_and_forked_and_the_next_node_knows_all_of_it() {
     let program = vmove_skip::need!(vmove_skip::qemu());
     let folder = Folder::new();

@@ -43,6 +43,8 @@ blocker_codes! {
     RamNotShared = "ram-not-shared",
     /// Guest memory is private since a fork.
     PrivateRam = "private-ram",
+    /// Guest memory is in files that are elsewhere than the node's folder for guest memory (forks).
+    RamPlace = "ram-place",
     /// A device of the host is passed to the guest.
     Vfio = "vfio",
     /// The guest shares memory with another process.

@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use vmove_memory::MemoryDir;
 use vmove_node::blocking::run_blocking;
 use vmove_node::guest_devices::DeviceMonitor;
 use vmove_node::guest_devices::fit::{owned, why_not_leave};
+use vmove_node::layout;
 use vmove_node::record::VmRecord;
 use vmove_qmp::Client;
 use vmove_qmp::confine::Confinement;
@@ -178,7 +180,15 @@ impl ForkEngine {
             guest.own_memory_before = self.rehome(&guest.record, &guest.client, &guest.facts).await?;
         }
         let record = guest.record.clone();
-        let ram = run_blocking(move || GuestRam::open(&record)).await??;
+        let memory = self.registry.memory_dir().to_owned();
+        let look = move || {
+            let ram = GuestRam::open(&record)?;
+            // Mounted with the first VM of its kind that the node starts; this one may be another's.
+            let folder = MemoryDir::prepare(&layout::memory_dir(&memory, record.backing), record.backing)?;
+            ram.can_be_template_below(folder.path())?;
+            Ok::<_, CloneError>(ram)
+        };
+        let ram = run_blocking(look).await??;
         Ok((guest, Arc::new(ram)))
     }
 
