@@ -4,11 +4,13 @@ use serde_json::json;
 
 use super::follow::{Followed, Interrupt, follow};
 use super::progress_text::{describe, final_object, note_missing, print_list, summary};
+use super::visit::until_there;
 use super::{Ended, groups};
 use crate::args::vmove::{History, Migrate, Reclaim, Recover, Status};
 use crate::failure::Failure;
 use crate::output::{End, note, say, say_json};
 use vmove_client::{Client, Error};
+use vmove_types::choice::ReadsFrom;
 use vmove_types::migration::ReclaimRequest;
 use vmove_types::problem::{Code, Exit};
 use vmove_types::progress::{Outcome, Progress};
@@ -23,8 +25,15 @@ pub async fn migrate(client: &Client, args: Migrate, json: bool) -> Result<Ended
     if let Some(first) = &taken.note {
         note(&format!("vmove: {first}"));
     }
+    let choice = taken.choice.as_ref();
+    if let Some(choice) = choice {
+        note(&format!("vmove: {choice}"));
+    }
     if args.detach {
         return started(&taken.id, json);
+    }
+    if choice.is_some_and(|choice| choice.choice == ReadsFrom::Visit) {
+        return until_there(client, &taken.id, json).await;
     }
     finish(client, &taken.id, Interrupt::Cancels, json).await
 }

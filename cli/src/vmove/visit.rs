@@ -37,10 +37,14 @@ pub async fn visit(client: &Client, args: Visit, json: bool) -> Result<Ended, En
 /// Ends when the guest runs there.
 async fn go(client: &Client, args: &Visit, to: &str, json: bool) -> Result<Ended, End> {
     let taken = client.migrate(&args.request(Step::Go, to.to_owned())).await?;
-    let id = &taken.id;
     if args.detach {
-        return started(id, json);
+        return started(&taken.id, json);
     }
+    until_there(client, &taken.id, json).await
+}
+
+/// Follows a guest that goes for a visit until it runs there.
+pub(super) async fn until_there(client: &Client, id: &str, json: bool) -> Result<Ended, End> {
     let is_there = |p: &Progress| p.phase == Phase::Fetch;
     let progress = match follow_until(client, id, Interrupt::Cancels, json, is_there).await? {
         Followed::Ended(progress) if progress.outcome.is_end() => return ended(&progress, json),
