@@ -54,7 +54,7 @@ impl Client {
     }
 
     /// Everything in the way of a migration. Changes nothing.
-    /// Of `options`, those about devices, disks, mode, bandwidth, downtime and goals count.
+    /// Of `options`, those about devices, disks, mode, bandwidth, downtime, goals and reads count.
     pub async fn check(&self, name: &str, to: &str, options: &MigrationSpec) -> Result<CheckReport, Error> {
         let list = |key: &str, parts: Vec<String>| {
             if parts.is_empty() { String::new() } else { format!("&{key}={}", encoded(&parts.join(";"))) }
@@ -71,6 +71,8 @@ impl Client {
             number("max_downtime_ms", Some(options.max_downtime_ms).filter(|ms| *ms != usual)),
             number("max_pause_ms", options.goals.max_pause_ms),
             number("within_ms", options.goals.within_ms),
+            number("reads_bytes", options.reads_bytes),
+            number("reads_near_bytes_per_s", options.reads_near_bytes_per_s),
         ]
         .concat();
         self.0.get(&format!("{}?to={}{more}", path(name, "/check"), encoded(to))).await

@@ -45,7 +45,7 @@ impl Engine {
         let id = SessionId::random();
         let path = vm.ram.first().map(|ram| ram.path.clone()).unwrap_or_default();
         let vm = kept_memory::keep_memory(id, vm).map_err(|source| EngineError::Io { path, source })?;
-        self.begin_keeping(New { id, vm, to, spec, group: None, member: None, home: None })?;
+        self.begin_keeping(New { id, vm, to, spec, group: None, member: None, home: None, choice: None })?;
         Ok(id)
     }
 }

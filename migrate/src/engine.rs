@@ -34,6 +34,7 @@ use vmove_node::peer::{Link, PeerTarget};
 use vmove_node::record::VmRecord;
 use vmove_node::store::{VmStore, VmStoreError};
 use vmove_types::check::{Blocker, BlockerCode, CheckReport};
+use vmove_types::choice::Choice;
 use vmove_types::progress::{GuestPlace, Outcome, Phase, Progress, Role};
 use vmove_types::spec::MigrationSpec;
 
@@ -64,6 +65,23 @@ pub enum EngineError {
     /// The guest was to run here again.
     #[error("The guest of migration {0} did not resume at the source: {1}")]
     NotResumed(SessionId, String),
+    /// The guest is to read there, and does so faster from here.
+    #[error("{vm:?} is to {choice}. To send it all the same, leave out how much it reads ({basis})", basis = choice.basis)]
+    Stays {
+        /// The VM.
+        vm: String,
+        /// What each way costs.
+        choice: Box<Choice>,
+    },
+    /// It could not be told what the guest touches.
+    #[error("Could not watch {vm:?}")]
+    NotWatched {
+        /// The VM.
+        vm: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Too late.
     #[error(
         "Migration {0} has handed the guest over and can no longer be cancelled: it runs at the destination"
@@ -166,6 +184,8 @@ pub(crate) struct New {
     pub(crate) member: Option<Arc<Membership>>,
     /// The visit that the guest comes back from.
     pub(crate) home: Option<Home>,
+    /// How it was chosen.
+    pub(crate) choice: Option<Choice>,
 }
 
 impl New {
@@ -187,9 +207,9 @@ impl New {
     }
 
     fn begun(self, node: &Arc<Node>, publisher: Publisher, cancel: &CancellationToken) -> Begun {
-        let Self { id, vm, to, spec, group, member, home } = self;
+        let Self { id, vm, to, spec, group, member, home, choice } = self;
         let (node, cancel) = (Arc::clone(node), cancel.clone());
-        Begun { node, id, vm, to, spec, publisher, cancel, group, member, home }
+        Begun { node, id, vm, to, spec, publisher, cancel, group, member, home, choice }
     }
 }
 
@@ -258,24 +278,6 @@ impl Engine {
         cancel
     }
 
-    /// Starts a migration from this node.
-    ///
-    /// # Errors
-    /// [`EngineError`]; nothing was changed then.
-    pub async fn start(
-        self: &Arc<Self>,
-        vm: &str,
-        to: PeerTarget,
-        spec: MigrationSpec,
-    ) -> Result<SessionId, EngineError> {
-        spec.validate().map_err(EngineError::BadSpec)?;
-        let vm = self.node.vms.get(vm)?;
-        let id = SessionId::random();
-        let new = self.with_visit(New { id, vm, to, spec, group: None, member: None, home: None })?;
-        self.begin_keeping(new)?;
-        Ok(id)
-    }
-
     /// Begins sessions from here, all of them or none. What ends one before its hand-over ends all.
     pub(crate) fn begin_all(
         self: &Arc<Self>,
@@ -323,7 +325,8 @@ impl Engine {
     ) -> Result<CheckReport, EngineError> {
         spec.validate().map_err(EngineError::BadSpec)?;
         let record = self.node.vms.get(vm)?;
-        let mut report = source::check(Arc::clone(&self.node), record, to, spec).await;
+        let no_visit = self.in_the_way_of_a_visit(&record, &spec).err().map(|error| error.to_string());
+        let mut report = source::check(Arc::clone(&self.node), record, to, spec, no_visit.as_deref()).await;
         if let Some(id) = busy(&self.lock(), vm, None) {
             report.blockers.push(
                 Blocker::new(BlockerCode::Busy, format!("{vm:?} is in migration {id} already"))
@@ -570,7 +573,11 @@ pub(crate) fn session_span(id: SessionId, side: &'static str) -> Span {
 }
 
 /// The session that stands in the way of another one for this VM. A guest goes home while its visit lasts.
-fn busy(sessions: &BTreeMap<SessionId, Handle>, vm: &str, home: Option<Home>) -> Option<SessionId> {
+pub(crate) fn busy(
+    sessions: &BTreeMap<SessionId, Handle>,
+    vm: &str,
+    home: Option<Home>,
+) -> Option<SessionId> {
     let other = |id: &SessionId| home.is_none_or(|home| home.visit != *id);
     sessions.iter().find(|(id, handle)| handle.excludes(vm) && other(id)).map(|(id, _)| *id)
 }

@@ -23,6 +23,8 @@ mod autogroup;
 #[cfg(not(loom))]
 pub mod check;
 #[cfg(not(loom))]
+mod choosing;
+#[cfg(not(loom))]
 mod command;
 #[cfg(not(loom))]
 mod destination;

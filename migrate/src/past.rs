@@ -45,6 +45,30 @@ pub struct Measured {
     /// What a migration took beside the memory that crossed, if it came to its end.
     #[serde(default)]
     pub times: Option<MoveTimes>,
+    /// What a visit of a guest brought, or its way home.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub visit: Option<OfVisit>,
+}
+
+/// What crossed the link for the visit of a guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfVisit {
+    /// The VM.
+    pub vm: String,
+    /// Which way it went.
+    pub way: WayOfVisit,
+    /// Bytes that followed it on that way.
+    pub bytes: u64,
+}
+
+/// A way of a visit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WayOfVisit {
+    /// To the node that is visited.
+    There,
+    /// Home.
+    Back,
 }
 
 /// What a migration took beside the memory that crossed. Unit: milliseconds, if not named.
@@ -68,7 +92,7 @@ impl Measured {
     #[must_use]
     pub fn now(node: &str, fabric: &str, by: By) -> Self {
         let (node, fabric) = (node.to_owned(), fabric.to_owned());
-        Self { node, fabric, at: now(), by, link_bytes_per_s: None, times: None }
+        Self { node, fabric, at: now(), by, link_bytes_per_s: None, times: None, visit: None }
     }
 
     /// How long ago that was.
@@ -130,6 +154,20 @@ impl Past {
         by(By::Migration).or_else(|| by(By::FabricCheck)).cloned()
     }
 
+    /// What visits of a VM to any node have usually brought, there and back: bytes. `None` if none is remembered that came home.
+    #[must_use]
+    pub fn brought_by_visits(&self, vm: &str) -> Option<(u64, u64)> {
+        let all = self.lock();
+        let of = |way| {
+            let visits = all.iter().filter(|one| one.ago() <= KEPT_FOR).filter_map(|one| one.visit.as_ref());
+            let mut bytes: Vec<u64> =
+                visits.filter(|visit| visit.vm == vm && visit.way == way).map(|visit| visit.bytes).collect();
+            bytes.sort_unstable();
+            bytes.get(bytes.len() / 2).copied()
+        };
+        Some((of(WayOfVisit::There)?, of(WayOfVisit::Back)?))
+    }
+
     /// Remembers, and writes the file in the background.
     pub fn remember(self: &Arc<Self>, disk: &Arc<dyn Disk>, measured: Measured) {
         keep(&mut self.lock(), measured);
@@ -161,7 +199,11 @@ pub fn file(sessions_dir: &Path) -> PathBuf {
 
 /// Adds one, and forgets what is too much or too old.
 fn keep(all: &mut Vec<Measured>, measured: Measured) {
-    let same = |one: &Measured| one.node == measured.node && one.fabric == measured.fabric;
+    let of = |one: &Measured| one.visit.as_ref().map(|visit| (visit.vm.clone(), visit.way));
+    let visit = of(&measured);
+    // Visits do not push out what is known of the link, nor those of another VM.
+    let same =
+        |one: &Measured| one.node == measured.node && one.fabric == measured.fabric && of(one) == visit;
     let mut room = MOST_OF_ONE - 1;
     let mut kept: Vec<Measured> = Vec::with_capacity(all.len() + 1);
     for one in all.drain(..).rev().filter(|one| one.ago() <= KEPT_FOR) {
@@ -204,6 +246,27 @@ mod tests {
         // One whose link was held back says nothing of it.
         keep(&mut past.lock(), Measured::now("b", "tcp", By::Migration));
         assert_eq!(rate(&past, "b"), Some(3e9));
+    }
+
+    #[test]
+    fn visits_are_remembered_by_their_guest_and_push_out_nothing_else() {
+        let past = Past::default();
+        keep(&mut past.lock(), measured("b", 1e9));
+        let visit = |vm: &str, way, bytes| Measured {
+            visit: Some(OfVisit { vm: vm.to_owned(), way, bytes }),
+            ..Measured::now("b", "tcp", By::Migration)
+        };
+        for bytes in [20, 900, 30] {
+            keep(&mut past.lock(), visit("web", WayOfVisit::There, bytes));
+        }
+        assert_eq!(past.brought_by_visits("web"), None);
+        keep(&mut past.lock(), visit("web", WayOfVisit::Back, 7));
+        for _ in 0..2 * MOST_OF_ONE {
+            keep(&mut past.lock(), visit("db", WayOfVisit::There, 5));
+        }
+        assert_eq!((past.brought_by_visits("web"), past.brought_by_visits("db")), (Some((30, 7)), None));
+        assert_eq!(rate(&past, "b"), Some(1e9));
+        assert_eq!(past.lock().len(), 1 + 4 + MOST_OF_ONE);
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub struct VisitHere {
 }
 
 /// An event that no QEMU has would never come.
-fn awaits_known_event(spec: &MigrationSpec) -> Result<(), EngineError> {
+pub(crate) fn awaits_known_event(spec: &MigrationSpec) -> Result<(), EngineError> {
     let Some(event) = &spec.go_home.on_event else { return Ok(()) };
     if known_events().contains(&event.name) {
         return Ok(());
@@ -57,19 +57,8 @@ impl Engine {
         match new.spec.visit {
             Visit::No => return Ok(new),
             Visit::Go => {
-                if new.vm.backing != Backing::Thp {
-                    return Err(EngineError::BadSpec(format!(
-                        "visit: expected memory that goes by pages of 4 KiB ({}), found {}, of which a touch brings a whole page; move the guest for good",
-                        Backing::Thp.name(),
-                        new.vm.backing.name()
-                    )));
-                }
                 awaits_known_event(&new.spec)?;
-                if !new.vm.devices.is_empty() {
-                    let why = "visit: expected a guest that owns no devices of this node, found some; migrate it for good";
-                    return Err(EngineError::BadSpec(why.to_owned()));
-                }
-                self.can_come_home(&new.vm)?;
+                self.in_the_way_of_a_visit(&new.vm, &new.spec)?;
                 let path = new.vm.ram.first().map(|ram| ram.path.clone()).unwrap_or_default();
                 let kept = kept_memory::keep_memory_at_home(new.id, new.vm);
                 new.vm = kept.map_err(|source| EngineError::Io { path, source })?;
@@ -88,6 +77,34 @@ impl Engine {
         }
         new.spec.mode = Mode::Postcopy.into();
         Ok(new)
+    }
+
+    /// Whether a guest could go for a visit with these options.
+    pub(crate) fn in_the_way_of_a_visit(
+        &self,
+        vm: &VmRecord,
+        spec: &MigrationSpec,
+    ) -> Result<(), EngineError> {
+        let spec = MigrationSpec {
+            visit: Visit::Go,
+            reads_bytes: None,
+            reads_near_bytes_per_s: None,
+            ..spec.clone()
+        };
+        spec.validate().map_err(EngineError::BadSpec)?;
+        if vm.backing != Backing::Thp {
+            return Err(EngineError::BadSpec(format!(
+                "visit: expected memory that goes by pages of 4 KiB ({}), found {}, of which a touch brings a whole page; move the guest for good",
+                Backing::Thp.name(),
+                vm.backing.name()
+            )));
+        }
+        if !vm.devices.is_empty() {
+            let why =
+                "visit: expected a guest that owns no devices of this node, found some; migrate it for good";
+            return Err(EngineError::BadSpec(why.to_owned()));
+        }
+        self.can_come_home(vm)
     }
 
     /// Begins a session whose guest's memory may have been kept for it.

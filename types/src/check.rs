@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::choice::Choice;
 use crate::device::OwnState;
 use crate::promise::Promise;
 use crate::spec::Mode;
@@ -235,6 +236,10 @@ pub struct CheckReport {
     /// What a migration with these options would be like. `None`: the VM cannot move, or its guest could not be watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub promise: Option<Promise>,
+    /// Whether the guest would go, if the options say how much data it is to read there. `None`: they do not, the VM cannot move, or its guest could
+    /// not be watched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choice: Option<Choice>,
     /// Devices of the node that the guest owns: how each would be moved.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceWay>,

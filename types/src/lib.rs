@@ -13,6 +13,7 @@
 
 mod backing;
 pub mod check;
+pub mod choice;
 pub mod device;
 pub mod disk;
 pub mod doctor;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::choice::Choice;
 use crate::progress::Progress;
 use crate::spec::{MigrationSpec, ModeRequest};
 
@@ -37,6 +38,12 @@ pub struct CheckQuery {
     /// As in the goals of a migration.
     #[serde(default)]
     pub within_ms: Option<u64>,
+    /// As in the options of a migration.
+    #[serde(default)]
+    pub reads_bytes: Option<u64>,
+    /// As in the options of a migration.
+    #[serde(default)]
+    pub reads_near_bytes_per_s: Option<u64>,
 }
 
 /// Starts a migration.
@@ -62,6 +69,9 @@ pub struct Taken {
     /// What was done first (a guest whose memory is private since a fork was given memory of its own), or what the request has cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    /// How the guest goes, if that was chosen by what it is to read there: a visit, or a migration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choice: Option<Choice>,
 }
 
 /// Has the guest's copy at the source run again.

@@ -98,6 +98,8 @@ pub enum Code {
     NothingToRecover,
     /// The guest is not here for a visit.
     NotVisiting,
+    /// The guest stays: it reads from afar in less time than it takes to go there. The details are the choice; nothing was changed.
+    Stays,
     /// No template of this name.
     UnknownTemplate,
     /// A template is damaged, or made by another QEMU.
@@ -191,6 +193,7 @@ impl ProblemCode for Code {
             Self::UnknownVm | Self::UnknownMigration | Self::UnknownTemplate | Self::UnknownHook => {
                 (404, Exit::Failed)
             }
+            Self::Stays => (409, Exit::Refused),
             Self::BadTemplate => (422, Exit::Failed),
             Self::RateLimited => (429, Exit::Refused),
             Self::TooLarge => (413, Exit::Usage),

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::choice::Choice;
 use crate::disk::DiskReport;
 use crate::promise::{Promise, Verdict};
 use crate::spec::Mode;
@@ -169,6 +170,9 @@ pub struct Report {
     /// What was promised before it began. `None`: no goals were given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub promise: Option<Promise>,
+    /// How the guest went, if that was chosen by what it was to read there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub choice: Option<Choice>,
     /// What came of each goal.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub verdict: Vec<Verdict>,

@@ -194,6 +194,11 @@ pub struct MigrationSpec {
     pub visit: Visit,
     /// What takes a guest that goes for a visit home by itself.
     pub go_home: GoHome,
+    /// How much data beside the destination the guest is to read there before it goes home. Of reading it from afar, a visit, and a migration to and
+    /// fro, the one that takes the shortest time is chosen; if that is reading from afar, nothing is begun. Unit: bytes; default: the guest goes.
+    pub reads_bytes: Option<u64>,
+    /// What that data can be read at there. Unit: bytes per second; default 500,000,000.
+    pub reads_near_bytes_per_s: Option<u64>,
 }
 
 impl Default for MigrationSpec {
@@ -218,6 +223,8 @@ impl Default for MigrationSpec {
             source_disks: SourceDisks::Keep,
             visit: Visit::No,
             go_home: GoHome::default(),
+            reads_bytes: None,
+            reads_near_bytes_per_s: None,
         }
     }
 }
@@ -251,6 +258,7 @@ impl MigrationSpec {
         self.validate_disks()?;
         self.validate_goals()?;
         self.validate_visit()?;
+        self.validate_reads()?;
         if let Some(Bandwidth(rate)) = self.bandwidth.filter(|b| b.0 < 1 << 20) {
             return Err(format!(
                 "bandwidth: expected at least 1 MiB/s (8.4 Mbit), found {rate} bytes per second"
@@ -279,15 +287,16 @@ impl MigrationSpec {
 
     /// A visit leaves most of the memory where it is: what needs all of it at the destination is not for visits.
     fn validate_visit(&self) -> Result<(), String> {
-        if self.visit != Visit::Go && self.go_home.is_some() {
+        let may_visit = self.visit == Visit::Go || self.reads_bytes.is_some();
+        if !may_visit && self.go_home.is_some() {
             return Err(
                 "go_home: expected a guest that goes for a visit (visit = \"go\"), found none".to_owned()
             );
         }
+        self.go_home.validate()?;
         if self.visit == Visit::No {
             return Ok(());
         }
-        self.go_home.validate()?;
         let refused = [
             (!matches!(self.mode.fixed(), None | Some(Mode::Postcopy)), "another mode than postcopy"),
             (self.verify, "verify"),
@@ -299,6 +308,36 @@ impl MigrationSpec {
         match refused.iter().find(|(given, _)| *given) {
             Some((_, what)) => Err(format!(
                 "visit: expected none of the options that need all memory at the destination, found {what}; leave it out, or migrate for good"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// What a guest is to read decides how it goes, so nothing else does.
+    fn validate_reads(&self) -> Result<(), String> {
+        let Some(bytes) = self.reads_bytes else {
+            return match self.reads_near_bytes_per_s {
+                Some(_) => Err("reads_near_bytes_per_s: expected reads_bytes with it, found none".to_owned()),
+                None => Ok(()),
+            };
+        };
+        if bytes == 0 {
+            return Err("reads_bytes: expected at least 1, found 0".to_owned());
+        }
+        if let Some(rate) = self.reads_near_bytes_per_s.filter(|rate| *rate < 1 << 20) {
+            return Err(format!(
+                "reads_near_bytes_per_s: expected at least 1 MiB/s, found {rate} bytes per second"
+            ));
+        }
+        let refused = [
+            (self.mode.fixed().is_some(), "a mode"),
+            (self.visit != Visit::No, "a visit"),
+            (!self.goals.is_empty(), "goals"),
+            (self.paused, "paused"),
+        ];
+        match refused.iter().find(|(given, _)| *given) {
+            Some((_, what)) => Err(format!(
+                "reads_bytes: expected that it decides how the guest goes, found {what}; leave one of them out"
             )),
             None => Ok(()),
         }

@@ -21,6 +21,7 @@ pub mod hooks;
 pub mod libvirt;
 mod members;
 pub mod page;
+pub mod reads;
 pub mod report;
 mod requests;
 pub mod setup;

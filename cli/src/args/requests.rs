@@ -63,8 +63,10 @@ impl Migrate {
             disk_map: self.disks.which.disk_map.clone(),
             source_disks: self.disks.source_disks,
             visit: default.visit,
-            go_home: default.go_home,
+            go_home: self.go_home.go_home(),
+            ..default
         };
+        let options = self.reads.in_options(options);
         let to = self.to_of.iter().find(|(about, _)| of(about)).map_or(&self.to, |(_, to)| to);
         MigrateRequest { vm: vm.to_owned(), to: to.clone(), options }
     }
@@ -115,6 +117,19 @@ mod tests {
         options.validate().unwrap();
         let all = migrate("a --to n --within 10m --timeout 1m").requests().unwrap();
         assert!(all[0].options.validate().unwrap_err().contains("goals contradict the options"));
+    }
+
+    #[test]
+    fn a_guest_that_is_to_read_there_says_how_much_and_what_takes_it_home() {
+        let all = migrate("a --to n --reads 2GiB --reads-near 1GiB --for 2h").requests().unwrap();
+        let options = &all[0].options;
+        assert_eq!((options.reads_bytes, options.reads_near_bytes_per_s), (Some(2 << 30), Some(1 << 30)));
+        assert_eq!(options.go_home.after_ms, Some(7_200_000));
+        options.validate().unwrap();
+        let why = |words| migrate(words).requests().unwrap()[0].options.validate().unwrap_err();
+        assert!(why("a --to n --reads 2GiB --mode precopy").contains("found a mode"));
+        assert!(why("a --to n --reads 2GiB --within 10s").contains("found goals"));
+        assert!(why("a --to n --for 2h").contains("go_home: expected"));
     }
 
     #[test]

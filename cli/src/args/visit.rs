@@ -38,23 +38,14 @@ pub struct Visit {
     #[arg(long, value_name = "NODE")]
     pub to: Option<String>,
     /// Take the guest home
-    #[arg(long)]
+    #[arg(long, conflicts_with = "GoHomeArgs")]
     pub back: bool,
     /// Let the guest stay on this node for good
-    #[arg(long)]
+    #[arg(long, conflicts_with = "GoHomeArgs")]
     pub stay: bool,
-    /// Take it home this long after it came
-    #[arg(long = "for", value_name = "TIME", value_parser = milliseconds, requires = "to")]
-    pub for_ms: Option<u64>,
-    /// Take it home when its QEMU tells of this event there: NAME, or NAME:KEY=VALUE,… with fields of its data
-    #[arg(long, value_name = "EVENT", requires = "to")]
-    pub until: Option<AwaitedEvent>,
-    /// Take it home when it has been idle for --idle-for: its QEMU uses less than 5 % of one processor
-    #[arg(long, value_name = "WHAT", requires = "to")]
-    pub return_when: Option<ReturnWhen>,
-    /// How long it must be idle
-    #[arg(long, value_name = "TIME", value_parser = milliseconds, default_value = "60s", requires = "return_when")]
-    pub idle_for: u64,
+    /// What takes it home by itself.
+    #[command(flatten)]
+    pub go_home: GoHomeArgs,
     /// Cap on what is read ahead, such as 10Gbit or 1GiB per second [default: none]
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate, conflicts_with = "stay")]
     pub bandwidth: Option<u64>,
@@ -64,6 +55,35 @@ pub struct Visit {
     /// Print the id and do not wait
     #[arg(long)]
     pub detach: bool,
+}
+
+/// What takes a guest home from a visit by itself.
+#[derive(Debug, Args)]
+pub struct GoHomeArgs {
+    /// Take it home from its visit this long after it came
+    #[arg(long = "for", value_name = "TIME", value_parser = milliseconds)]
+    pub for_ms: Option<u64>,
+    /// Take it home when its QEMU tells of this event there: NAME, or NAME:KEY=VALUE,… with fields of its data
+    #[arg(long, value_name = "EVENT")]
+    pub until: Option<AwaitedEvent>,
+    /// Take it home when it has been idle for --idle-for: its QEMU uses less than 5 % of one processor
+    #[arg(long, value_name = "WHAT")]
+    pub return_when: Option<ReturnWhen>,
+    /// How long it must be idle
+    #[arg(long, value_name = "TIME", value_parser = milliseconds, default_value = "60s", requires = "return_when")]
+    pub idle_for: u64,
+}
+
+impl GoHomeArgs {
+    /// As the daemon takes them.
+    #[must_use]
+    pub fn go_home(&self) -> GoHome {
+        GoHome {
+            after_ms: self.for_ms,
+            on_event: self.until.clone(),
+            when_idle_ms: self.return_when.map(|ReturnWhen::Idle| self.idle_for),
+        }
+    }
 }
 
 /// What a guest goes home by.
@@ -80,11 +100,7 @@ impl Visit {
         let default = MigrationSpec::default();
         let options = MigrationSpec {
             visit: step,
-            go_home: GoHome {
-                after_ms: self.for_ms,
-                on_event: self.until.clone(),
-                when_idle_ms: self.return_when.map(|ReturnWhen::Idle| self.idle_for),
-            },
+            go_home: self.go_home.go_home(),
             bandwidth: self.bandwidth.map(Bandwidth),
             timeout_ms: self.timeout.unwrap_or(default.timeout_ms),
             ..default

@@ -15,10 +15,11 @@ pub use super::goals::GoalArgs;
 pub use super::hooks::{HookCommand, HookTest};
 pub use super::libvirt::LibvirtCommand;
 pub use super::page::Page;
+pub use super::reads::ReadsArgs;
 pub use super::report::ReportArgs;
 pub use super::setup::SetupCommand;
 pub use super::tune::Tune;
-pub use super::visit::Visit;
+pub use super::visit::{GoHomeArgs, Visit};
 pub use super::vms::{Forget, Pause, Resume, Stop, VmName};
 pub use super::watch::WatchArgs;
 
@@ -255,7 +256,10 @@ pub struct Adopt {
   vmove check web --to node2 --disks all
   vmove check web --to node2 --max-pause 20ms --within 60s
   vmove --json check web --to node2 | jq .promise
+  vmove --json check web --to node2 --reads 2GiB | jq -r .choice.choice
 
+With --reads it says what is the fastest for a guest that is to read so much data of the other node: `stay` and read from afar, `visit`, or `migrate`
+to and fro; and what each costs.
 The promise is what a migration would be like: mode, pause, time, and what crosses. The guest is watched for 0.3 s for that, and does not notice.
 Ends with 0 if at least one mode remains and the goals can be kept, with 3 if not.")]
 pub struct Check {
@@ -281,6 +285,9 @@ pub struct Check {
     /// What the migration is to keep.
     #[command(flatten)]
     pub goals: GoalArgs,
+    /// What the guest is to read there.
+    #[command(flatten)]
+    pub reads: ReadsArgs,
 }
 
 /// Arguments of `migrate`.
@@ -297,6 +304,11 @@ pub struct Check {
 Goals in place of settings: the migration says beforehand what it will be like, or does not begin and says what could be kept; it chooses its mode
 and ends its rounds by them; and it says afterwards what it kept:
   vmove migrate web --to node2 --max-pause 20ms --within 60s
+
+A guest that is to read data of the other node, and to come home after that, goes if that is faster than reading from here: as a visit (see `vmove
+visit`), or for good if it brings most of its memory. If it is not, nothing is changed, and it ends with 3:
+  vmove migrate web --to node2 --reads 2GiB
+  vmove migrate web --to node2 --reads 200GiB --reads-near 3GiB --return-when idle
 
 Disks must be on storage that both nodes see, or be copied along:
   vmove migrate web --to node2 --disks all
@@ -340,6 +352,12 @@ pub struct Migrate {
     /// What the migration is to keep.
     #[command(flatten)]
     pub goals: GoalArgs,
+    /// What the guest is to read there.
+    #[command(flatten)]
+    pub reads: ReadsArgs,
+    /// With --reads, what takes it home if it goes for a visit.
+    #[command(flatten)]
+    pub go_home: GoHomeArgs,
     /// Cap on bulk traffic, such as 10Gbit or 1GiB per second [default: none]
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
     pub bandwidth: Option<u64>,

@@ -1,17 +1,16 @@
 //! `migrate`, `status`, `cancel`, `recover`, `history`.
 
-use serde_json::json;
-
-use super::follow::{Followed, Interrupt, follow};
-use super::progress_text::{describe, final_object, note_missing, print_list, summary};
+use super::follow::Interrupt;
+use super::progress_text::{describe, print_list};
+use super::waiting::{finish, started, until_there};
 use super::{Ended, groups};
 use crate::args::vmove::{History, Migrate, Reclaim, Recover, Status};
 use crate::failure::Failure;
 use crate::output::{End, note, say, say_json};
 use vmove_client::{Client, Error};
+use vmove_types::choice::ReadsFrom;
 use vmove_types::migration::ReclaimRequest;
 use vmove_types::problem::{Code, Exit};
-use vmove_types::progress::{Outcome, Progress};
 
 pub async fn migrate(client: &Client, args: Migrate, json: bool) -> Result<Ended, End> {
     let mut requests = args.requests().map_err(Failure::bad_request)?;
@@ -23,8 +22,15 @@ pub async fn migrate(client: &Client, args: Migrate, json: bool) -> Result<Ended
     if let Some(first) = &taken.note {
         note(&format!("vmove: {first}"));
     }
+    let choice = taken.choice.as_ref();
+    if let Some(choice) = choice {
+        note(&format!("vmove: {choice}"));
+    }
     if args.detach {
         return started(&taken.id, json);
+    }
+    if choice.is_some_and(|choice| choice.choice == ReadsFrom::Visit) {
+        return until_there(client, &taken.id, json).await;
     }
     finish(client, &taken.id, Interrupt::Cancels, json).await
 }
@@ -100,49 +106,4 @@ pub async fn history(client: &Client, args: History, json: bool) -> Result<Exit,
     all.migrations.truncate(args.limit);
     print_list(&all, "This node remembers no migration", json)?;
     Ok(Exit::Done)
-}
-
-pub(super) fn started(id: &str, json: bool) -> Result<Ended, End> {
-    if json {
-        say_json(&json!({ "id": id }))?;
-    } else {
-        say(&format!("Migration {id} is at work; follow it by: vmove status {id} --follow"))?;
-    }
-    Ok(Ended::With(Exit::Done))
-}
-
-/// Waits for the end and says how it was.
-pub(super) async fn finish(
-    client: &Client,
-    id: &str,
-    interrupt: Interrupt,
-    json: bool,
-) -> Result<Ended, End> {
-    match follow(client, id, interrupt, json).await? {
-        Followed::Ended(progress) => ended(&progress, json),
-        Followed::Left => left(id, json),
-    }
-}
-
-/// Says that nobody waits for a migration any more.
-pub(super) fn left(id: &str, json: bool) -> Result<Ended, End> {
-    if json {
-        say_json(&json!({ "id": id, "error": "interrupted; the migration goes on", "guest": null }))?;
-    }
-    Ok(Ended::LeftRunning)
-}
-
-/// Says how a migration has ended.
-pub(super) fn ended(progress: &Progress, json: bool) -> Result<Ended, End> {
-    let exit = Exit::of_progress(progress);
-    if json {
-        say_json(&final_object(progress, exit))?;
-    }
-    match &progress.outcome {
-        Outcome::Done { report } if !json => say(&summary(report))?,
-        Outcome::Done { .. } | Outcome::Running | Outcome::Reconnecting { .. } => {}
-        Outcome::Refused { .. } | Outcome::Failed { .. } => note(&format!("vmove: {}", describe(progress))),
-    }
-    note_missing(progress);
-    Ok(Ended::With(exit))
 }

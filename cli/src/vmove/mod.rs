@@ -17,6 +17,7 @@ mod setup;
 mod tune;
 mod visit;
 mod vms;
+mod waiting;
 mod watch;
 
 use std::process::ExitCode;

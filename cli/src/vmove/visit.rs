@@ -1,15 +1,14 @@
 //! `visit`: a guest goes to another node by demand, comes home, or stays.
 
 use super::Ended;
-use super::follow::{Followed, Interrupt, follow_until};
-use super::migrations::{ended, finish, left, started};
-use super::progress_text::when;
+use super::follow::Interrupt;
+use super::waiting::{finish, started, until_there};
 use crate::args::visit::Visit;
 use crate::failure::Failure;
-use crate::output::{End, say, say_json};
+use crate::output::End;
 use vmove_client::Client;
-use vmove_types::problem::{Code, Exit};
-use vmove_types::progress::{Phase, Progress, Role, VISIT};
+use vmove_types::problem::Code;
+use vmove_types::progress::{Progress, Role, VISIT};
 use vmove_types::spec::Visit as Step;
 
 pub async fn visit(client: &Client, args: Visit, json: bool) -> Result<Ended, End> {
@@ -37,30 +36,10 @@ pub async fn visit(client: &Client, args: Visit, json: bool) -> Result<Ended, En
 /// Ends when the guest runs there.
 async fn go(client: &Client, args: &Visit, to: &str, json: bool) -> Result<Ended, End> {
     let taken = client.migrate(&args.request(Step::Go, to.to_owned())).await?;
-    let id = &taken.id;
     if args.detach {
-        return started(id, json);
+        return started(&taken.id, json);
     }
-    let is_there = |p: &Progress| p.phase == Phase::Fetch;
-    let progress = match follow_until(client, id, Interrupt::Cancels, json, is_there).await? {
-        Followed::Ended(progress) if progress.outcome.is_end() => return ended(&progress, json),
-        Followed::Ended(progress) => progress,
-        Followed::Left => return left(id, json),
-    };
-    if json {
-        say_json(&progress)?;
-    } else {
-        let (vm, peer) = (&progress.vm, &progress.peer);
-        let itself = progress
-            .going_home
-            .as_ref()
-            .map(|going| format!("It goes home by itself {}.\n", when(&going.when)));
-        let itself = itself.unwrap_or_default();
-        say(&format!(
-            "{vm} visits {peer}: its memory is here, and follows as {vm} touches it (migration {id}).\n{itself}On {peer}: `vmove visit {vm} --back` takes it home, `vmove visit {vm} --stay` lets it stay"
-        ))?;
-    }
-    Ok(Ended::With(Exit::Done))
+    until_there(client, &taken.id, json).await
 }
 
 /// The visit by which a VM is on this node.

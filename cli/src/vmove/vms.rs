@@ -159,6 +159,7 @@ pub async fn check(client: &Client, args: &Check, json: bool) -> Result<Exit, En
         goals: args.goals.goals(),
         ..MigrationSpec::default()
     };
+    let options = args.reads.in_options(options);
     let report = client.check(&args.vm, &args.to, &options).await?;
     let exit = if report.modes.is_empty() { Exit::Refused } else { Exit::Done };
     if json {
@@ -184,6 +185,9 @@ pub async fn check(client: &Client, args: &Check, json: bool) -> Result<Exit, En
     }
     if let Some(promise) = &report.promise {
         out.push_str(&format!("  promise  {promise} ({})\n", promise.basis));
+    }
+    if let Some(choice) = &report.choice {
+        out.push_str(&format!("  choice   {choice} ({})\n", choice.basis));
     }
     say(&out)?;
     Ok(exit)

@@ -206,7 +206,7 @@ impl Visitor {
         let options = MigrationSpec { visit: Visit::Back, ..MigrationSpec::default() };
         tracing::info!(vm, %home, when = ?self.visit.go_home, "the guest is taken home from its visit");
         match begin_migration(app, vm, to, options).await {
-            Ok((id, _)) => self.trial = Some(id),
+            Ok(taken) => self.trial = Some(taken.id),
             Err(problem) => {
                 self.stays_for_now(app, id, problem.message);
             }

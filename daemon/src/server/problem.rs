@@ -33,11 +33,16 @@ impl IntoProblem for EngineError {
             Self::BadSpec(_) => Code::BadOption,
             Self::NothingToRecover(..) | Self::NotReclaimable(..) => Code::NothingToRecover,
             Self::NotVisiting { .. } => Code::NotVisiting,
+            Self::Stays { .. } => Code::Stays,
             Self::Abandon(AbandonError::AtWork { .. }) => Code::Busy,
             // I/O, and what newer engines may add.
             _ => Code::Internal,
         };
-        Problem::from_error(code, &self)
+        let problem = Problem::from_error(code, &self);
+        match self {
+            Self::Stays { choice, .. } => Problem { details: serde_json::to_value(choice).ok(), ..problem },
+            _ => problem,
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use vmove_memory::{PageSize, Process, RemoteUffd, close_in_qemu, collapse, fill_
 use super::error::DestinationError;
 use super::guest_memory::GuestMemory;
 use super::session::{Control, End, Event, Session};
+use crate::past::{By, Measured, OfVisit, WayOfVisit};
 use crate::proto::message::{self, DestinationStand, SourceStand, ToDestination, ToSource};
 use crate::vmm::Attached;
 use vmove_node::record::VmRecord;
@@ -169,6 +170,18 @@ fn huge(process: &Process, memory: &GuestMemory, attached: &Attached, locked: bo
     tracing::info!("guest memory is settled: mappings are huge where they can be");
 }
 
+/// What a guest has brought from its visit, for whoever considers the next one.
+fn remember_way_home(session: &Session) {
+    let record = session.journal.record();
+    if let (Some(_), Some(figures)) = (record.prepare.home, &record.complete) {
+        let bytes = figures.counted.wire_bytes.saturating_add(figures.state_bytes);
+        let visit = OfVisit { vm: record.prepare.vm.clone(), way: WayOfVisit::Back, bytes };
+        let fabric = record.report().fabric;
+        let measured = Measured::now(&record.prepare.source, &fabric, By::Migration);
+        session.node.past.remember(&session.node.config.disk, Measured { visit: Some(visit), ..measured });
+    }
+}
+
 /// The source has freed its side, or was lost after it had heard that it may.
 pub(super) fn finish(session: &Session) {
     session.files.remove_tables(session.node.disk());
@@ -187,6 +200,7 @@ pub(super) fn finish(session: &Session) {
     report.faults = session.files.memory.latencies.stats();
     report.slowest_faults = session.files.memory.slowest_faults();
     report.visit = session.journal.record().complete.as_ref().and_then(|figures| figures.visit);
+    remember_way_home(session);
     report.total_ms = session.publisher.elapsed_ms();
     report.phases = session.publisher.phases();
     session.publisher.finish(Outcome::Done { report: Box::new(report) });

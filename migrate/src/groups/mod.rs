@@ -63,6 +63,7 @@ impl Engine {
             group: Some(id),
             member: Some(Arc::new(place)),
             home: None,
+            choice: None,
         });
         let new: Vec<New> = new.collect();
         // Before its members' journals, which name it.
@@ -194,8 +195,8 @@ fn check(members: &[GroupMember]) -> Result<(), EngineError> {
     for (index, member) in members.iter().enumerate() {
         let vm = &member.vm;
         member.spec.validate().map_err(|why| EngineError::BadSpec(format!("{vm}: {why}")))?;
-        if member.spec.visit != Visit::No {
-            let why = format!("{vm}: visit: a guest visits alone, and a group moves for good");
+        if member.spec.visit != Visit::No || member.spec.reads_bytes.is_some() {
+            let why = format!("{vm}: visit, reads_bytes: a guest visits alone, and a group moves for good");
             return Err(EngineError::BadSpec(why));
         }
         if members[..index].iter().any(|other| other.vm == *vm) {

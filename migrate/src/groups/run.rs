@@ -161,7 +161,7 @@ impl Group {
         }
         self.shown();
         let (group, to, spec) = (Some(self.journal.record().id), member.to, member.spec);
-        let new = New { id: session, vm, to, spec, group, member: None, home: None };
+        let new = New { id: session, vm, to, spec, group, member: None, home: None, choice: None };
         match self.engine.begin_all(vec![new], &CancellationToken::new()) {
             Ok(()) => self.wait_for(session).await,
             Err(error) => {

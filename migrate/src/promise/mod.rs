@@ -4,6 +4,7 @@
 //! [`promise`] takes the mode that keeps all goals, the safest first. If none does, it says which goal fails, and what could be kept.
 
 mod course;
+pub(crate) mod reads;
 mod writes;
 
 use course::whole;

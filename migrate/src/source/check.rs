@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::time::timeout;
 
 use super::asking::{ANSWER_TIMEOUT, left_of, prepare_message};
+use super::choosing::choose_by;
 use super::disk_choice;
 use super::memory::SourceMemory;
 use super::promised::{goal_blocker, look_ahead};
@@ -14,18 +15,25 @@ use crate::proto::message::{ToDestination, ToSource};
 use vmove_node::peer::{Channel, Hello, LinkKind, PROTOCOL_VERSION, PeerTarget, SessionId, Token};
 use vmove_node::record::VmRecord;
 use vmove_types::check::{Blocker, BlockerCode, CheckReport};
+use vmove_types::go_home::GoHome;
 use vmove_types::goal::Goals;
 use vmove_types::problem::chain;
-use vmove_types::spec::MigrationSpec;
+use vmove_types::spec::{MigrationSpec, Mode};
 
-/// What stands in the way of a VM, and the modes that are left.
-pub(crate) async fn check(node: Arc<Node>, vm: VmRecord, to: PeerTarget, spec: MigrationSpec) -> CheckReport {
+/// What stands in the way of a VM, and the modes that are left. `no_visit`: why it could not visit.
+pub(crate) async fn check(
+    node: Arc<Node>,
+    vm: VmRecord,
+    to: PeerTarget,
+    spec: MigrationSpec,
+    no_visit: Option<&str>,
+) -> CheckReport {
     let mut report =
         CheckReport { vm: vm.name.clone(), destination: to.to_string(), ..CheckReport::default() };
     match look(&node, &vm, &to, spec.clone(), &mut report).await {
         Ok((blockers, runs)) => {
             report.blockers.extend(blockers);
-            add_promise(&node, &vm, (&to.name, &spec), runs, &mut report).await;
+            add_promise(&node, &vm, (&to.name, &spec), (runs, no_visit), &mut report).await;
         }
         Err(blocker) => report.blockers.push(blocker),
     }
@@ -38,18 +46,30 @@ async fn add_promise(
     node: &Arc<Node>,
     vm: &VmRecord,
     (to, spec): (&str, &MigrationSpec),
-    runs: bool,
+    (runs, no_visit): (bool, Option<&str>),
     report: &mut CheckReport,
 ) {
     let modes = left_of(&report.blockers);
     if modes.is_empty() {
         return;
     }
-    match look_ahead(node, vm, (to, spec), (runs, &modes)).await {
-        Ok((Ok(promise), _)) => report.promise = Some(promise),
-        Ok((Err(broken), _)) if spec.goals.is_empty() => report.warnings.push(broken.why),
-        Ok((Err(broken), _)) => report.blockers.push(goal_blocker(broken)),
-        Err(error) => report.warnings.push(format!("the guest could not be watched: {}", chain(&error))),
+    let known = match look_ahead(node, vm, (to, spec), runs).await {
+        Ok(known) => known,
+        Err(error) => {
+            return report.warnings.push(format!("the guest could not be watched: {}", chain(&error)));
+        }
+    };
+    let promised = known.promise(spec, &modes);
+    if let Some(bytes) = spec.reads_bytes {
+        let visits = modes.contains(&Mode::Postcopy).then_some(()).ok_or("post-copy is not possible");
+        let no_visit = no_visit.or(visits.err());
+        report.choice =
+            Some(choose_by(node, vm, (to, spec), bytes, (&known, promised.as_ref().ok()), no_visit));
+    }
+    match promised {
+        Ok(promise) => report.promise = Some(promise),
+        Err(broken) if spec.goals.is_empty() => report.warnings.push(broken.why),
+        Err(broken) => report.blockers.push(goal_blocker(broken)),
     }
 }
 
@@ -65,8 +85,9 @@ async fn look(
     mut spec: MigrationSpec,
     report: &mut CheckReport,
 ) -> Result<(Vec<Blocker>, bool), Blocker> {
-    // Goals are this side's.
+    // Goals are this side's, and so is what the guest is to read.
     spec.goals = Goals::default();
+    (spec.reads_bytes, spec.reads_near_bytes_per_s, spec.go_home) = (None, None, GoHome::default());
     let vmm = &*node.config.vmm;
     let monitor = vmm.monitor(vm).await.map_err(blocker(BlockerCode::Monitor))?;
     let facts = monitor.facts(vm.pid.unsigned_abs()).await.map_err(blocker(BlockerCode::Monitor))?;

@@ -9,6 +9,7 @@ mod aborted;
 mod asking;
 mod by_libvirt;
 mod check;
+mod choosing;
 mod classify;
 mod committed;
 mod control;
@@ -50,5 +51,6 @@ mod watch;
 
 pub(crate) use aborted::{put_back, tell_later};
 pub(crate) use check::check;
+pub(crate) use choosing::choose;
 pub(crate) use followed::take_up_domain;
 pub(crate) use phases::{Begun, begin, go_on};

@@ -36,6 +36,7 @@ use crate::records::{Detached, SourceRecord};
 use vmove_node::journal::Journal;
 use vmove_node::peer::{PeerTarget, SessionId, Token};
 use vmove_node::record::VmRecord;
+use vmove_types::choice::Choice;
 use vmove_types::problem::chain;
 use vmove_types::progress::{GuestPlace, Phase};
 use vmove_types::report::Report;
@@ -56,6 +57,8 @@ pub(crate) struct Begun {
     pub member: Option<Arc<Membership>>,
     /// The visit that the guest comes back from.
     pub home: Option<Home>,
+    /// How it was chosen.
+    pub choice: Option<Choice>,
 }
 
 /// What ends the way to the hand-over from outside.
@@ -121,12 +124,13 @@ fn phase(name: &'static str) -> Span {
 
 /// Runs a migration from its request to its end.
 pub(crate) async fn begin(begun: Begun) {
-    let Begun { node, id, vm, to, spec, publisher, cancel, group, member, home } = begun;
+    let Begun { node, id, vm, to, spec, publisher, cancel, group, member, home, choice } = begun;
     let limits = Limits::new(cancel, &spec, member.clone());
     let mode = spec.mode.fixed().unwrap_or(Mode::Hybrid);
     let mut report = Report::new(id.to_string(), vm.name.clone(), mode);
     report.source.clone_from(&node.config.node);
     report.began_at = publisher.began_at();
+    report.choice = choice;
     let kept = vm.clone();
     let record = SourceRecord {
         id,

@@ -23,7 +23,7 @@ use vmove_types::goal::{Goal, Goals};
 use vmove_types::progress::Phase;
 use vmove_types::promise::{Promise, Verdict};
 use vmove_types::report::{PhaseTime, Report};
-use vmove_types::spec::{MigrationSpec, Mode};
+use vmove_types::spec::{MigrationSpec, Mode, Visit};
 
 /// Of a node to which no migration is remembered: QEMU starts in half a second, and loads its state in some ten milliseconds.
 const UNKNOWN: Beside = Beside { setup_ms: 100.0, ready_ms: 700.0, pause_ms: 15.0, after_ms: 250.0 };
@@ -31,16 +31,33 @@ const UNKNOWN: Beside = Beside { setup_ms: 100.0, ready_ms: 700.0, pause_ms: 15.
 /// Less says nothing of the rate at which it came. Unit: bytes.
 const ENOUGH_FETCHED: f64 = 8e6;
 
-/// A promise, or why none can be made, and what was counted on beside memory.
-type Promised = (Result<Promise, Broken>, Beside);
+/// What is known before a migration of a guest.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub outlook: Outlook,
+    /// What of that is known how, for people.
+    pub basis: String,
+    /// Whether the kernel can follow the guest's writes.
+    can_track: bool,
+}
 
-/// What a migration of this guest would be like. `modes`: those that nothing is in the way of.
+impl Known {
+    /// What a migration would be like. `modes`: those that nothing is in the way of.
+    pub(super) fn promise(&self, spec: &MigrationSpec, modes: &[Mode]) -> Result<Promise, Broken> {
+        let wanted = |mode: &Mode| spec.mode.fixed().is_none_or(|fixed| fixed == *mode);
+        let can = |mode: &Mode| wanted(mode) && (self.can_track || *mode == Mode::Postcopy);
+        let allowed: Vec<Mode> = modes.iter().copied().filter(can).collect();
+        promise(&spec.goals, &allowed, &self.outlook, &self.basis)
+    }
+}
+
+/// Watches a guest, and looks up what earlier migrations to a node have shown.
 pub(super) async fn look_ahead(
     node: &Arc<Node>,
     vm: &VmRecord,
     (to, spec): (&str, &MigrationSpec),
-    (runs, modes): (bool, &[Mode]),
-) -> Result<Promised, SourceError> {
+    runs: bool,
+) -> Result<Known, SourceError> {
     let begun = Instant::now();
     let (record, vmm) = (vm.clone(), Arc::clone(&node.config.vmm));
     let memory = spawn_blocking(move || SourceMemory::open(&*vmm, &record)).await?;
@@ -67,11 +84,12 @@ pub(super) async fn look_ahead(
         within_ms: None,
     };
     let can_track = node.config.vmm.can_follow_writes();
-    let wanted = |mode: &Mode| spec.mode.fixed().is_none_or(|fixed| fixed == *mode);
-    let allowed: Vec<Mode> =
-        modes.iter().copied().filter(|mode| wanted(mode) && (can_track || *mode == Mode::Postcopy)).collect();
-    let basis = format!("{}; {known}", link.told());
-    Ok((promise(&spec.goals, &allowed, &outlook, &basis), beside))
+    Ok(Known { outlook, basis: format!("{}; {known}", link.told()), can_track })
+}
+
+/// What the link to a node carries for pages that no limit holds back.
+pub(super) fn free_link(node: &Node, to: &str) -> plan::Link {
+    counted_on(node, to, &MigrationSpec::default()).link
 }
 
 /// What a goal leaves of the pause for pages.
@@ -143,10 +161,11 @@ impl Guest {
         }
         let (node, vm, to) = (Arc::clone(&session.node), session.vm().clone(), session.to().name.clone());
         let elapsed_ms = session.publisher.elapsed_ms();
-        let looked = look_ahead(&node, &vm, (&to, &spec), (self.runs(), &self.modes)).await?;
+        let known = look_ahead(&node, &vm, (&to, &spec), self.runs()).await?;
         session.watched_ms = session.publisher.elapsed_ms() - elapsed_ms;
-        let (promised, beside) = looked;
-        let promised = promised.map_err(|broken| Stop::Refused(vec![goal_blocker(broken)]))?;
+        let beside = known.outlook.beside;
+        let promised =
+            known.promise(&spec, &self.modes).map_err(|broken| Stop::Refused(vec![goal_blocker(broken)]))?;
         let may_turn = spec.mode.fixed().is_none();
         if may_turn {
             session.mode = promised.mode;
@@ -193,6 +212,10 @@ impl Session {
     /// What this migration took beside the memory that crossed, once it has ended.
     pub(super) fn times(&self) -> Option<MoveTimes> {
         let report = &self.report;
+        // A visit takes as long as the guest likes, and most of its pages never cross.
+        if self.spec().visit != Visit::No {
+            return None;
+        }
         // The guest runs there from the one on, and is whole from the other.
         let (runs_ms, whole_ms) = (began(report, Phase::Fetch)?, began(report, Phase::Finish)?);
         let ready_ms = self.ready_ms?;

@@ -11,7 +11,7 @@ use crate::group::resuming::ResumePlace;
 use crate::node::Node;
 use crate::owed;
 use crate::ownership::{SourceEvent, SourceState};
-use crate::past::{By, Measured};
+use crate::past::{By, Measured, OfVisit, WayOfVisit};
 use crate::proto::message::{Counted, ToSource};
 use crate::publish::Publisher;
 use crate::records::SourceRecord;
@@ -20,7 +20,7 @@ use vmove_node::journal::Journal;
 use vmove_node::peer::{Hello, LinkKind, PROTOCOL_VERSION, PeerTarget, Token};
 use vmove_node::record::VmRecord;
 use vmove_types::progress::GuestPlace;
-use vmove_types::report::Report;
+use vmove_types::report::{Report, VisitEnd};
 use vmove_types::spec::{MigrationSpec, Mode};
 
 /// What lives as long as the session, whatever phase it is in. Ids and options are in the journal.
@@ -160,9 +160,14 @@ impl Session {
     /// Keeps what was measured for migrations that follow this one.
     pub(super) fn remember_what_was_measured(&self) {
         let (link_bytes_per_s, times) = (self.report.link_bytes_per_s, self.times());
-        if link_bytes_per_s.is_some() || times.is_some() {
+        let visit = (self.report.visit == Some(VisitEnd::Home)).then(|| OfVisit {
+            vm: self.vm().name.clone(),
+            way: WayOfVisit::There,
+            bytes: self.report.bytes_sent,
+        });
+        if link_bytes_per_s.is_some() || times.is_some() || visit.is_some() {
             let measured = Measured::now(&self.to().name, &self.report.fabric, By::Migration);
-            let measured = Measured { link_bytes_per_s, times, ..measured };
+            let measured = Measured { link_bytes_per_s, times, visit, ..measured };
             self.node.past.remember(&self.node.config.disk, measured);
         }
     }

@@ -298,3 +298,41 @@ fn a_guest_is_in_one_place_wherever_a_daemon_is_killed_on_its_way_home() {
         gone_from(&scene.b).expect("nothing of it is left there");
     }
 }
+
+/// What a guest is to read decides whether it goes; and what its visits have brought counts the next time.
+#[test]
+fn a_guest_goes_where_it_is_to_read_if_that_is_faster() {
+    need!(ready());
+    let scene = scene();
+    let command = |verb, size| [verb, NAME, "--to", "b", "--reads", size, "--reads-near", "20GiB"];
+    let choice = |size| done(&scene.a, &command("check", size))["choice"].clone();
+    let ms = |choice: &Value, way: &str| {
+        choice[way]["time_ms"].as_f64().unwrap_or_else(|| panic!("{way}: {choice}"))
+    };
+    let little = choice("64MiB");
+    assert_eq!(little["choice"], "stay", "{little}");
+    assert!(ms(&little, "stay") < ms(&little, "visit").min(ms(&little, "migrate")), "{little}");
+    let End { code, answer, said } = vmove(&scene.a, &command("migrate", "64MiB")).expect("an answer");
+    assert_eq!((code, &answer["code"]), (3, &"stays".into()), "{answer} {said}");
+    assert_eq!(answer["details"]["choice"], "stay", "{answer}");
+    scene.unharmed().expect("nothing was changed");
+
+    let much = choice("20GiB");
+    eprintln!("64 MiB: {little}\n20 GiB: {much}");
+    assert_eq!(much["choice"], "visit", "{much}");
+    assert!(ms(&much, "visit") < ms(&much, "stay").min(ms(&much, "migrate")), "{much}");
+    assert!(much["pays_from_bytes"].as_u64().is_some_and(|from| from > 64 << 20 && from < 20 << 30));
+    let there = done(&scene.a, &[&command("migrate", "20GiB")[..], &["--for", "1h"]].concat());
+    assert_eq!((&there["mode"], &there["phase"]), (&"visit".into(), &"fetch".into()), "{there}");
+    assert!(there["going_home"].is_object(), "it is taken home by itself: {there}");
+    scene.sound_at(&scene.b).expect("it works there");
+    away(&scene.a);
+    done(&scene.b, &["visit", NAME, "--back"]);
+    scene.sound_at(&scene.a).expect("it works at home again");
+    let visit = there["id"].as_str().expect("an id");
+    until("the visit has ended", || done(&scene.a, &["status", visit])["outcome"]["state"] == "done");
+    assert_eq!(report(&scene.a, visit)["choice"]["choice"], "visit");
+    until("what the visit brought is counted on", || {
+        choice("20GiB")["basis"].as_str().is_some_and(|basis| basis.contains("its visits have brought"))
+    });
+}

@@ -12,6 +12,7 @@ use vmove_node::peer::PeerTarget;
 use vmove_node::record::VmRecord;
 use vmove_types::fork::{ForkRequest, TemplateRequest};
 use vmove_types::group::GroupTaken;
+use vmove_types::migration::Taken;
 use vmove_types::problem::{Code, Problem};
 use vmove_types::progress::{GuestPlace, Outcome};
 use vmove_types::spec::{MigrationSpec, Visit};
@@ -63,7 +64,7 @@ impl OfNode {
         };
         let to = self.0.known.target(node).map_err(|error| still(error.into_problem()))?;
         let begun = begin_migration(&self.0, &order.vm, to, MigrationSpec::default());
-        let (id, _) = begun.await.map_err(still)?;
+        let id = begun.await.map_err(still)?.id;
         let failed = |why: String| NotMoved::Error(ActError::Failed(why));
         let mut progress = self.0.engine.progress(&id).map_err(|error| still(error.into_problem()))?;
         let last = progress.wait_for(|p| p.outcome.is_end()).await;
@@ -199,17 +200,18 @@ fn now() -> String {
     text.chars().filter(|c| c.is_ascii_digit() || *c == 'T').map(|c| if c == 'T' { '-' } else { c }).collect()
 }
 
-/// Moves a VM: asks the hooks that may forbid it, gives it memory of its own if a fork has left it none, and starts the migration.
-/// Returns its id, and what was done first.
+/// Moves a VM: decides how it goes, if that depends on what it is to read there, asks the hooks that may forbid it, gives it memory of its own if a fork has left it none, and starts the migration.
 pub async fn begin_migration(
     app: &Arc<App>,
     vm: &str,
     to: PeerTarget,
     options: MigrationSpec,
-) -> Result<(String, Option<String>), Problem> {
+) -> Result<Taken, Problem> {
+    let settled = app.engine.settle(vm, &to, options).await;
+    let (options, choice) = settled.map_err(IntoProblem::into_problem)?;
     let note = allow_migration(app, vm, &to, &options).await?;
-    let id = app.engine.start(vm, to, options).await.map_err(IntoProblem::into_problem)?;
-    Ok((id.to_string(), note))
+    let id = app.engine.start_settled(vm, to, options, choice.clone()).map_err(IntoProblem::into_problem)?;
+    Ok(Taken { id: id.to_string(), note, choice })
 }
 
 /// The same for several VMs that move at one barrier.

@@ -65,7 +65,7 @@ pub async fn cancel(
 ) -> Result<(StatusCode, axum::Json<Taken>), Refusal> {
     let engine = app.engine.clone();
     let id = detached(async move { engine.cancel_group(&id).await }).await?;
-    Ok((StatusCode::ACCEPTED, axum::Json(Taken { id: id.to_string(), note: None })))
+    Ok((StatusCode::ACCEPTED, axum::Json(Taken { id: id.to_string(), note: None, choice: None })))
 }
 
 /// Snapshots of a group as they come, until it has ended: one JSON object a line, or server-sent events (`Accept: text/event-stream`). Who comes back

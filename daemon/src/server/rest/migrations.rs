@@ -35,7 +35,7 @@ pub async fn list(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -
     Ok(axum::Json(MigrationList { migrations }))
 }
 
-/// Moves a VM to another node. Follow it by its events.
+/// Moves a VM to another node. Follow it by its events. With `reads_bytes` it may be refused as `stays`: then it reads faster from where it is.
 #[utoipa::path(post, path = "/v1/migrations", operation_id = "startMigration", tag = "migrations", request_body = MigrateRequest,
     responses((status = 202, body = Taken), (status = 403, body = Problem), (status = 404, body = Problem), (status = 409, body = Problem), (status = 422, body = Problem)))]
 pub async fn start(
@@ -44,9 +44,9 @@ pub async fn start(
 ) -> Result<(StatusCode, axum::Json<Taken>), Refusal> {
     request.options.validate().map_err(|why| Problem::new(Code::BadOption, why))?;
     let to = target(&app, &request)?;
-    let (id, note) =
+    let taken =
         detached(async move { begin_migration(&app, &request.vm, to, request.options).await }).await?;
-    Ok((StatusCode::ACCEPTED, axum::Json(Taken { id, note })))
+    Ok((StatusCode::ACCEPTED, axum::Json(taken)))
 }
 
 /// Where to. The home of a guest that visits needs no address in the configuration: it has given its own.
@@ -119,7 +119,7 @@ pub async fn reclaim(
     let full = app.sessions.find(&id).await?.id;
     let (engine, target) = (app.engine.clone(), full.clone());
     let note = detached(async move { engine.reclaim(&target).await }).await?;
-    Ok(axum::Json(Taken { id: full, note: Some(note) }))
+    Ok(axum::Json(Taken { id: full, note: Some(note), choice: None }))
 }
 
 /// Does something about a migration, which is told by its full id.
@@ -134,7 +134,7 @@ where
     // The answer names it in full.
     let full = app.sessions.find(&id).await?.id;
     detached(what(app.engine.clone(), full.clone())).await?;
-    Ok((StatusCode::ACCEPTED, axum::Json(Taken { id: full, note: None })))
+    Ok((StatusCode::ACCEPTED, axum::Json(Taken { id: full, note: None, choice: None })))
 }
 
 /// Snapshots of a migration as they come, until it has ended: one JSON object a line, or server-sent events (`Accept: text/event-stream`). Who comes back

@@ -179,6 +179,8 @@ pub async fn check(
         bandwidth: query.bandwidth.map(Bandwidth),
         max_downtime_ms: query.max_downtime_ms.unwrap_or(default.max_downtime_ms),
         goals: Goals { max_pause_ms: query.max_pause_ms, within_ms: query.within_ms },
+        reads_bytes: query.reads_bytes,
+        reads_near_bytes_per_s: query.reads_near_bytes_per_s,
         ..default
     };
     Ok(axum::Json(app.engine.check(&name, to, spec).await.map_err(IntoProblem::into_problem)?))
