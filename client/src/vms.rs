@@ -71,6 +71,7 @@ impl Client {
             number("max_downtime_ms", Some(options.max_downtime_ms).filter(|ms| *ms != usual)),
             number("max_pause_ms", options.goals.max_pause_ms),
             number("within_ms", options.goals.within_ms),
+            number("host_cpu_percent", options.goals.host_cpu_percent),
         ]
         .concat();
         self.0.get(&format!("{}?to={}{more}", path(name, "/check"), encoded(to))).await

@@ -37,6 +37,9 @@ pub struct CheckQuery {
     /// As in the goals of a migration.
     #[serde(default)]
     pub within_ms: Option<u64>,
+    /// As in the goals of a migration.
+    #[serde(default)]
+    pub host_cpu_percent: Option<u64>,
 }
 
 /// Starts a migration.
