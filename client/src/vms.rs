@@ -73,6 +73,7 @@ impl Client {
             number("within_ms", options.goals.within_ms),
             number("reads_bytes", options.reads_bytes),
             number("reads_near_bytes_per_s", options.reads_near_bytes_per_s),
+            number("host_cpu_percent", options.goals.host_cpu_percent),
         ]
         .concat();
         self.0.get(&format!("{}?to={}{more}", path(name, "/check"), encoded(to))).await

@@ -116,7 +116,7 @@ pub use multicast::{
 };
 pub use region::{Access, LocalSlice, MemoryArea, Region, RemoteRegion, RemoteSlice};
 pub use serve::ServeHandle;
-pub use thread::{Sched, SchedOutcome, StayAwake, ThreadOptions};
+pub use thread::{Sched, SchedOutcome, StayAwake, ThreadClock, ThreadOptions};
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("lengths of guest memory do not fit a 32-bit address space");

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use crate::counters::{Counters, CountersHandle};
 use crate::error::FabricError;
 use crate::socket::Socket;
-use crate::thread::SchedOutcome;
+use crate::thread::{SchedOutcome, ThreadClock};
 
 /// A connection that is being served. Dropping it closes the connection and joins the thread.
 #[derive(Debug)]
@@ -38,17 +38,25 @@ struct Outcome {
     finished: bool,
     error: Option<Arc<FabricError>>,
     sched: Option<SchedOutcome>,
+    /// Of the thread, once it runs.
+    clock: Option<ThreadClock>,
+    /// Processor time that it had used when it ended, in nanoseconds.
+    used_ns: u64,
 }
 
 impl ServeState {
-    pub(crate) fn started(&self, sched: SchedOutcome) {
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).sched = Some(sched);
+    /// The calling thread answers from here on; with the scheduling that it got, unless it got none.
+    pub(crate) fn started(&self, sched: Option<SchedOutcome>) {
+        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        outcome.clock = Some(ThreadClock::of_this_thread());
+        outcome.sched = sched;
     }
 
     /// The connection ended: by an orderly close (`None`), or not.
     pub(crate) fn finished(&self, error: Option<FabricError>) {
         let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         outcome.finished = true;
+        outcome.used_ns = outcome.clock.and_then(ThreadClock::used_ns).unwrap_or_default();
         outcome.error = error.map(Arc::new);
     }
 }
@@ -80,6 +88,16 @@ impl ServeHandle {
     #[must_use]
     pub fn counters_handle(&self) -> CountersHandle {
         self.counters.clone()
+    }
+
+    /// Processor time that answering has used so far, in nanoseconds. The thread that answers has no part in this.
+    #[must_use]
+    pub fn cpu_ns(&self) -> u64 {
+        let outcome = self.state.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        if outcome.finished {
+            return outcome.used_ns;
+        }
+        outcome.clock.and_then(ThreadClock::used_ns).unwrap_or_default()
     }
 
     /// Whether the connection has ended.

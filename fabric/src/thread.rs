@@ -106,6 +106,24 @@ impl ThreadOptions {
     }
 }
 
+/// The clock of processor time of a thread of this process, which any thread may read: the thread itself need do nothing for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadClock(i32);
+
+impl ThreadClock {
+    /// That of the calling thread.
+    #[must_use]
+    pub fn of_this_thread() -> Self {
+        Self(sys::sched::thread_id())
+    }
+
+    /// What the thread has used so far, in nanoseconds. `None`: it has ended.
+    #[must_use]
+    pub fn used_ns(self) -> Option<u64> {
+        sys::sched::thread_time(self.0)
+    }
+}
+
 /// Keeps the processors of this host out of sleep states that take long to wake from, as long as it exists.
 ///
 /// An idle processor takes 20 to 100 us to wake, longer than a page takes to come, and every hop of an urgent request
@@ -136,4 +154,45 @@ fn set_nice(nice: i8) -> SchedOutcome {
         return SchedOutcome::AsAsked;
     }
     SchedOutcome::NiceInstead { nice: sys::sched::nice() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn another_threads_clock_tells_its_work_and_not_its_sleep() {
+        let (tell, told) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let clock = ThreadClock::of_this_thread();
+            std::thread::sleep(Duration::from_millis(50));
+            tell.send(clock).unwrap();
+            while clock.used_ns().unwrap() < 20_000_000 {
+                std::hint::spin_loop();
+            }
+            tell.send(clock).unwrap();
+            let _ = ended.recv();
+        });
+        let slept = told.recv().unwrap().used_ns().unwrap();
+        assert!(slept < 10_000_000, "{slept} ns");
+        let worked = told.recv().unwrap().used_ns().unwrap();
+        assert!((20_000_000..30_000_000).contains(&worked), "{worked} ns");
+        drop(end);
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_has_no_clock() {
+        let clock = std::thread::spawn(ThreadClock::of_this_thread).join().unwrap();
+        let begun = Instant::now();
+        // Joined, and perhaps not quite gone.
+        while clock.used_ns().is_some() {
+            assert!(begun.elapsed() < Duration::from_secs(5));
+            std::thread::yield_now();
+        }
+    }
 }

@@ -49,6 +49,8 @@ pub mod history;
 #[cfg(not(loom))]
 mod homes;
 #[cfg(not(loom))]
+mod host_cpu;
+#[cfg(not(loom))]
 mod kept_memory;
 #[cfg(not(loom))]
 pub mod mend;

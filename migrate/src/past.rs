@@ -85,6 +85,9 @@ pub struct MoveTimes {
     /// Page payload per second into memory that the destination had given pages before: what post-copy fetched, if that was enough to say so and no
     /// limit held it back.
     pub again_bytes_per_s: Option<f64>,
+    /// Page payload that all processors of a host could move in a second, of the host at which that was less, if enough crossed to say so.
+    #[serde(default)]
+    pub host_bytes_per_s: Option<f64>,
 }
 
 impl Measured {

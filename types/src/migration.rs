@@ -44,6 +44,9 @@ pub struct CheckQuery {
     /// As in the options of a migration.
     #[serde(default)]
     pub reads_near_bytes_per_s: Option<u64>,
+    /// As in the goals of a migration.
+    #[serde(default)]
+    pub host_cpu_percent: Option<u64>,
 }
 
 /// Starts a migration.

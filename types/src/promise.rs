@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::goal::Goal;
+use crate::goal::{Goal, Unit};
 use crate::spec::Mode;
 use crate::units::{format_bytes, format_ms, format_rate};
 
@@ -26,6 +26,10 @@ pub struct Promise {
     pub dirty_bytes_per_s: f64,
     /// What was counted on of the link. Unit: bytes of page payload per second.
     pub link_bytes_per_s: f64,
+    /// What the threads of the migration will use of all processors of a host, of the host that it is more at. Unit: percent. `None`: no migration to
+    /// the node has shown what a byte takes, and no share was wanted.
+    #[serde(default)]
+    pub host_cpu_percent: Option<f64>,
     /// The goals are kept as long as the guest writes no more than this. Unit: bytes per second. `None`: there are no goals, or no rate of writes
     /// that this link could bear breaks them.
     pub holds_to_bytes_per_s: Option<f64>,
@@ -34,12 +38,13 @@ pub struct Promise {
 }
 
 impl Promise {
-    /// The value that a goal is about. Unit: milliseconds.
+    /// The value that a goal is about, in its [unit](Goal::unit).
     #[must_use]
-    pub const fn of(&self, goal: Goal) -> f64 {
+    pub fn of(&self, goal: Goal) -> f64 {
         match goal {
             Goal::MaxPause => self.pause_ms,
             Goal::Within => self.time_ms,
+            Goal::HostCpu => self.host_cpu_percent.unwrap_or_default(),
         }
     }
 }
@@ -48,6 +53,9 @@ impl fmt::Display for Promise {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (pause, time) = (format_ms(self.pause_ms), format_ms(self.time_ms));
         write!(f, "{}, pause {pause}, {time} in all, {}", self.mode, format_bytes(self.sent_bytes))?;
+        if let Some(share) = self.host_cpu_percent {
+            write!(f, ", {share:.1} % of the processors")?;
+        }
         if let Some(rate) = self.holds_to_bytes_per_s {
             write!(f, "; the goals hold up to {} of writes", format_rate(rate))?;
         }
@@ -61,12 +69,18 @@ impl fmt::Display for Promise {
 pub struct Verdict {
     /// Which goal.
     pub goal: Goal,
-    /// What was wanted at most. Unit: milliseconds.
-    pub wanted_ms: f64,
-    /// What was promised. Unit: milliseconds.
-    pub promised_ms: f64,
-    /// What was measured. Unit: milliseconds. `None`: a daemon was started anew meanwhile, or the guest was paused.
-    pub measured_ms: Option<f64>,
+    /// What the three values count.
+    #[serde(default)]
+    pub unit: Unit,
+    /// What was wanted at most.
+    #[serde(alias = "wanted_ms")]
+    pub wanted: f64,
+    /// What was promised.
+    #[serde(alias = "promised_ms")]
+    pub promised: f64,
+    /// What was measured. `None`: a daemon was started anew meanwhile, or the guest was paused.
+    #[serde(alias = "measured_ms")]
+    pub measured: Option<f64>,
     /// Whether it was kept, if that was measured.
     pub kept: Option<bool>,
 }
@@ -82,10 +96,10 @@ impl fmt::Display for Verdict {
             f,
             "{} {}: {kept}; promised {}",
             self.goal,
-            format_ms(self.wanted_ms),
-            format_ms(self.promised_ms)
+            self.unit.format(self.wanted),
+            self.unit.format(self.promised)
         )?;
-        self.measured_ms.map_or(Ok(()), |ms| write!(f, ", measured {}", format_ms(ms)))
+        self.measured.map_or(Ok(()), |measured| write!(f, ", measured {}", self.unit.format(measured)))
     }
 }
 
@@ -103,6 +117,7 @@ mod tests {
             rounds: 3,
             dirty_bytes_per_s: 1e8,
             link_bytes_per_s: 1e9,
+            host_cpu_percent: None,
             holds_to_bytes_per_s: Some(9e8),
             basis: String::new(),
         };
@@ -111,11 +126,29 @@ mod tests {
         assert_eq!(promise.to_string(), told);
         let missed = Verdict {
             goal: Goal::MaxPause,
-            wanted_ms: 20.0,
-            promised_ms: 9.0,
-            measured_ms: Some(31.0),
+            unit: Unit::Ms,
+            wanted: 20.0,
+            promised: 9.0,
+            measured: Some(31.0),
             kept: Some(false),
         };
         assert_eq!(missed.to_string(), "--max-pause 20.0 ms: MISSED; promised 9.0 ms, measured 31.0 ms");
+    }
+
+    #[test]
+    fn a_share_is_told_in_percent_and_what_was_written_before_there_were_shares_is_read() {
+        let share = Verdict {
+            goal: Goal::HostCpu,
+            unit: Goal::HostCpu.unit(),
+            wanted: 5.0,
+            promised: 4.2,
+            measured: Some(4.91),
+            kept: Some(true),
+        };
+        assert_eq!(share.to_string(), "--host-cpu 5.0 %: kept; promised 4.2 %, measured 4.9 %");
+        let old =
+            r#"{"goal":"within","wanted_ms":2000.0,"promised_ms":900.0,"measured_ms":1000.0,"kept":true}"#;
+        let read: Verdict = serde_json::from_str(old).unwrap();
+        assert_eq!(read.to_string(), "--within 2.00 s: kept; promised 900.0 ms, measured 1.00 s");
     }
 }

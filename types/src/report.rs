@@ -176,6 +176,8 @@ pub struct Report {
     /// What came of each goal.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub verdict: Vec<Verdict>,
+    /// What copying in the background has used of the processors of each host.
+    pub host_cpu: HostCpuUse,
     /// Bytes on the wire for pages and device state, headers included, both directions.
     pub bytes_sent: u64,
     /// Device state alone.
@@ -232,6 +234,41 @@ pub struct Report {
     /// Disks that moved with the guest.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<DiskReport>,
+}
+
+/// What the migration's own threads have used of the processors of its two hosts for copying in the background: reads of pages that nobody waits for, the
+/// answers to them, scans, naming, hashing. What the guest waited for, page faults and the switchover, is not counted, nor what the kernel does
+/// outside of these threads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(default)]
+pub struct HostCpuUse {
+    /// At the source. `None`: not known here, or its daemon was started anew meanwhile.
+    pub source: Option<CpuUse>,
+    /// At the destination. `None`: likewise.
+    pub destination: Option<CpuUse>,
+}
+
+/// What was used of the processors of one host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(default)]
+pub struct CpuUse {
+    /// Processor time. Unit: milliseconds.
+    pub cpu_ms: f64,
+    /// The same as a share of the time of all processors that the daemon may run on, from the first such work to the end of the migration. Unit: percent.
+    pub percent: f64,
+    /// How many processors these are.
+    pub processors: u32,
+}
+
+impl HostCpuUse {
+    /// Of the host at which it was more. Unit: percent.
+    #[must_use]
+    pub fn most(&self) -> Option<f64> {
+        let shares = [self.source, self.destination].into_iter().flatten().map(|host| host.percent);
+        shares.reduce(f64::max)
+    }
 }
 
 /// What others on the network see of a move.

@@ -418,7 +418,7 @@ mod tests {
     }
 
     fn with_goals(pause: Option<u64>, within: Option<u64>) -> MigrationSpec {
-        let goals = Goals { max_pause_ms: pause, within_ms: within };
+        let goals = Goals { max_pause_ms: pause, within_ms: within, ..Goals::default() };
         MigrationSpec { goals, ..MigrationSpec::default() }
     }
 
@@ -428,6 +428,15 @@ mod tests {
         let why = |spec: MigrationSpec| spec.validate().unwrap_err();
         assert!(why(with_goals(Some(0), None)).contains("max_pause_ms: expected 1 to 60000, found 0"));
         assert!(why(with_goals(None, Some(1))).contains("within_ms: expected 100 to 86400000, found 1"));
+        let share = |percent| {
+            let goals = Goals { host_cpu_percent: Some(percent), ..Goals::default() };
+            MigrationSpec { goals, ..MigrationSpec::default() }.validate()
+        };
+        assert_eq!((share(1), share(100)), (Ok(()), Ok(())));
+        for bad in [0, 101] {
+            let expected = format!("goals.host_cpu_percent: expected 1 to 100, found {bad}");
+            assert_eq!(share(bad), Err(expected));
+        }
         assert!(why(with_goals(Some(20_000), Some(10_000))).contains("contradict each other"));
         let paused = MigrationSpec { paused: true, ..with_goals(Some(20), None) };
         assert!(why(paused).contains("max_pause_ms 20 with paused"));

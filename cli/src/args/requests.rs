@@ -115,6 +115,8 @@ mod tests {
         assert_eq!((options.goals.max_pause_ms, options.goals.within_ms), (Some(20), Some(600_000)));
         assert_eq!(options.timeout_ms, 600_000);
         options.validate().unwrap();
+        let all = migrate("a b --to n --host-cpu 50%").requests().unwrap();
+        assert!(all.iter().all(|request| request.options.goals.host_cpu_percent == Some(50)));
         let all = migrate("a --to n --within 10m --timeout 1m").requests().unwrap();
         assert!(all[0].options.validate().unwrap_err().contains("goals contradict the options"));
     }

@@ -8,7 +8,7 @@ use vmove_types::migration::MigrationList;
 use vmove_types::problem::Exit;
 use vmove_types::progress::{GoingHome, GuestPlace, MissingDevice, Outcome, Progress, Role};
 use vmove_types::report::{
-    DeviceTimes, FaultStats, HeadStartStats, NetworkStats, PhaseTime, Report, SlowFault, VisitEnd,
+    DeviceTimes, FaultStats, HeadStartStats, HostCpuUse, NetworkStats, PhaseTime, Report, SlowFault, VisitEnd,
 };
 use vmove_types::units::{format_bytes, format_ms, format_rate, to_f64};
 
@@ -222,6 +222,7 @@ pub fn facts(r: &Report) -> Vec<(&'static str, String)> {
     rows.extend(r.choice.iter().map(|choice| ("chosen", format!("{choice} ({})", choice.basis))));
     rows.extend(r.promise.iter().map(|promise| ("promised", format!("{promise} ({})", promise.basis))));
     rows.extend(r.verdict.iter().map(|verdict| ("goal", verdict.to_string())));
+    rows.extend(host_cpu(&r.host_cpu).map(|used| ("processors", used)));
     if !r.rounds.is_empty() {
         rows.push(("rounds", with_reason(&r.rounds.len().to_string(), &r.rounds_reason)));
     }
@@ -281,6 +282,18 @@ fn disk_text(disk: &DiskReport) -> String {
         format_bytes(disk.sent_bytes),
         format_ms(disk.copy_ms)
     )
+}
+
+/// What was used of the processors of each host, as far as that is known.
+fn host_cpu(used: &HostCpuUse) -> Option<String> {
+    let hosts = [("source", used.source), ("destination", used.destination)];
+    let told: Vec<_> = hosts
+        .into_iter()
+        .filter_map(|(name, of)| {
+            of.map(|of| format!("{name} {:.1} % ({})", of.percent, format_ms(of.cpu_ms)))
+        })
+        .collect();
+    (!told.is_empty()).then(|| told.join(", "))
 }
 
 /// `what (why)`, or `what` if nobody has said why.

@@ -20,12 +20,10 @@ pub(super) fn serve<E: Endpoint + 'static>(
     let seen_by_thread = Arc::clone(&state);
     let name = options.name.clone();
     let body = move |applied: std::io::Result<_>| {
-        match applied {
-            Ok(outcome) => seen_by_thread.started(outcome),
-            Err(error) => {
-                tracing::warn!(thread = %name, %error, "thread options not applied; serving anyway");
-            }
+        if let Err(error) = &applied {
+            tracing::warn!(thread = %name, %error, "thread options not applied; serving anyway");
         }
+        seen_by_thread.started(applied.ok());
         seen_by_thread.finished(answer(endpoint));
     };
     let thread = options.spawn(body).map_err(FabricError::io("start a thread that answers requests"))?;

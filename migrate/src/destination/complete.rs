@@ -103,7 +103,8 @@ impl Complete {
             | ToDestination::Runs(_)
             | ToDestination::FinalEnd
             | ToDestination::Hashes(_)
-            | ToDestination::HashesEnd => {}
+            | ToDestination::HashesEnd
+            | ToDestination::HostCpu(_) => {}
             ToDestination::Resume(SourceStand::Committed) => {
                 control.send(&ToSource::Resume(DestinationStand::Complete)).await?;
                 control.send(&ToSource::Complete(self.figures.clone())).await?;

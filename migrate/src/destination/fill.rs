@@ -8,8 +8,8 @@ use std::time::Duration;
 use crossbeam_queue::ArrayQueue;
 use tokio::sync::mpsc;
 use vmove_fabric::{
-    Completion, CompletionKind, Completions, CountersHandle, Endpoint, MAX_SEGMENTS, PostError, ReadSegment,
-    Sched, ThreadOptions, WrId,
+    Completion, CompletionKind, Completions, Endpoint, MAX_SEGMENTS, PostError, ReadSegment, Sched,
+    ThreadOptions, WrId,
 };
 use vmove_memory::{ByteLen, ByteRange, PageIndex, PageRun, RunTicket};
 
@@ -17,8 +17,10 @@ use super::error::{PageError, PagesLost};
 use super::guest_memory::{GuestMemory, ReadElsewhere};
 use super::page_queue::{NamedPages, PageQueue};
 use super::read_parts::{self, LeftOut};
+use super::reader::{Reader, Running};
 use super::remote_memory::RemoteMemory;
 use super::window::{Posted, SERVING, Shape, WARM, Window};
+use crate::host_cpu::Booking;
 use crate::throttle::{BULK_NICE, Throttle};
 use crate::vmm::PageWorkers;
 use vmove_types::time::Mono;
@@ -140,39 +142,15 @@ impl Fill {
         let options = ThreadOptions { sched: Sched::Normal { nice: BULK_NICE }, ..ThreadOptions::bulk(name) };
         let thread = options.spawn(move |_| {
             let window = Window::new(endpoint.round_trip().unwrap_or_default());
+            let mut booking = fill.memory.cpu.booking();
             let mut worker = Worker::new(&fill, endpoint, Some(window));
-            if let Err(event) = worker.run() {
+            let ended = worker.run(&mut booking);
+            booking.book();
+            if let Err(event) = ended {
                 fill.tell(event);
             }
         })?;
         Ok(Reader { counters, worker: Running::Thread(Some(thread)) })
-    }
-}
-
-/// A reader; a thread is joined when this is dropped (call [`Fill::stop`] first).
-#[derive(Debug)]
-pub(super) struct Reader {
-    pub counters: CountersHandle,
-    worker: Running,
-}
-
-#[derive(Debug)]
-enum Running {
-    Thread(Option<std::thread::JoinHandle<()>>),
-    Task(tokio::task::AbortHandle),
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        match &mut self.worker {
-            Running::Thread(thread) => {
-                if let Some(thread) = thread.take() {
-                    // A panic there has printed its message; the session sees missing pages.
-                    let _ = thread.join();
-                }
-            }
-            Running::Task(task) => task.abort(),
-        }
     }
 }
 
@@ -183,7 +161,7 @@ async fn read_in_turns(fill: Arc<Fill>, endpoint: Box<dyn Endpoint>) {
     while !fill.stopping() {
         match worker.turn() {
             Ok(Turn::Worked) => tokio::task::yield_now().await,
-            Ok(Turn::Waits(_) | Turn::Idle) => tokio::time::sleep(IDLE_INTERVAL).await,
+            Ok(Turn::Waits(_) | Turn::Rests(_) | Turn::Idle) => tokio::time::sleep(IDLE_INTERVAL).await,
             Err(event) => return fill.tell(event),
         }
     }
@@ -221,6 +199,8 @@ enum Turn {
     Worked,
     /// Reads are under way, or the bandwidth is used up: for so long at most.
     Waits(Duration),
+    /// The share of the processors is used up: for so long at most, unless the guest begins to wait.
+    Rests(Duration),
     /// There is nothing to do.
     Idle,
 }
@@ -267,7 +247,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn run(&mut self) -> Result<(), FillEvent> {
+    fn run(&mut self, booking: &mut Booking<'_>) -> Result<(), FillEvent> {
+        let cpu = &self.fill.memory.cpu;
         let mut hurried = false;
         while !self.fill.stopping() {
             if !hurried && self.fill.memory.is_serving() {
@@ -275,8 +256,13 @@ impl<'a> Worker<'a> {
                 let _ = ThreadOptions::normal("vmove-bulk").apply();
                 hurried = true;
             }
-            match self.turn()? {
+            let turn = self.turn()?;
+            if cpu.is_shared() || !matches!(turn, Turn::Worked) {
+                booking.book();
+            }
+            match turn {
                 Turn::Worked => {}
+                Turn::Rests(longest) => cpu.rest(longest),
                 Turn::Waits(longest) if self.in_flight > 0 => self.endpoint.wait(Some(longest))?,
                 Turn::Waits(longest) => std::thread::sleep(longest),
                 Turn::Idle => {
@@ -301,6 +287,10 @@ impl<'a> Worker<'a> {
         }
         if self.in_flight == 0 {
             self.look_if_done();
+        }
+        let rest = self.fill.memory.cpu.free_in();
+        if !rest.is_zero() && self.in_flight == 0 {
+            return Ok(Turn::Rests(rest.min(LOOK_INTERVAL)));
         }
         let held_back = self.fill.throttle.free_in();
         Ok(match (held_back.is_zero(), self.in_flight) {
@@ -327,7 +317,7 @@ impl<'a> Worker<'a> {
             return Ok(false);
         }
         // Before pages are claimed: a fault on one of them waits until it is here.
-        if !self.fill.throttle.free_in().is_zero() {
+        if !self.fill.throttle.free_in().is_zero() || !self.fill.memory.cpu.free_in().is_zero() {
             return Ok(false);
         }
         let Some(free) = self.slots.iter().position(|read| read.pieces.is_empty()) else { return Ok(false) };

@@ -258,6 +258,7 @@ impl Filling {
                     FillEvent::Failed(error) => return Err(error.into()),
                     FillEvent::NothingLeft => {}
                 },
+                message = control.receive_meanwhile() => session.hear_meanwhile(message?, control).await?,
                 // A round may take long, and nobody else says that we live.
                 () = tokio::time::sleep(PROGRESS_INTERVAL) => {
                     session.publish_landed();

@@ -17,6 +17,7 @@ use super::error::PageError;
 use super::on_demand::OnDemand;
 use super::slow_faults::{Answered, SlowFaults};
 use super::verify::PageHashes;
+use crate::host_cpu::HostCpu;
 use crate::vmm::Attached;
 use crate::waiting_faults::WaitingFaults;
 use vmove_node::latency::Latencies;
@@ -37,6 +38,8 @@ pub(super) struct GuestMemory {
     /// For the thread that waits until faults may be served.
     begun: (Mutex<()>, Condvar),
     pub landed_bytes: AtomicU64,
+    /// What is used of the processors for it.
+    pub cpu: HostCpu,
     pub latencies: Latencies,
     pub slow_faults: SlowFaults,
     /// When faults could be answered.
@@ -95,7 +98,7 @@ pub(super) fn step_aside(waited: &mut u32) {
 }
 
 impl GuestMemory {
-    pub(super) fn new(blocks: Vec<Block>, verify: bool, latencies: Latencies) -> Self {
+    pub(super) fn new(blocks: Vec<Block>, verify: bool, latencies: Latencies, cpu: HostCpu) -> Self {
         let hashes = verify.then(|| PageHashes::new(blocks.iter().map(Block::pages)));
         Self {
             blocks,
@@ -103,6 +106,7 @@ impl GuestMemory {
             serving: AtomicBool::new(false),
             begun: (Mutex::new(()), Condvar::new()),
             landed_bytes: AtomicU64::new(0),
+            cpu,
             latencies,
             slow_faults: SlowFaults::default(),
             served_since: OnceLock::new(),

@@ -32,6 +32,7 @@ mod page_queue;
 mod phases;
 mod populate;
 mod read_parts;
+mod reader;
 mod remote_memory;
 mod session;
 mod setup;

@@ -11,7 +11,7 @@ use super::complete::{Complete, finish, make_huge};
 use super::devices::{Given, Giving, Next, Others, Script};
 use super::error::DestinationError;
 use super::exports::Flushing;
-use super::guest_memory::ReadElsewhere;
+use super::guest_memory::{GuestMemory, ReadElsewhere};
 use super::monitor::{Connecting, Monitor, Resumed, Resuming, Wish};
 use super::page_messages::take_hashes;
 use super::session::{Control, End, Event, Session, Waited, qemu_lives};
@@ -349,6 +349,7 @@ impl Owner {
     ) -> Result<(), End> {
         self.guest = Guest::Settled;
         self.runs_since = resumed.at;
+        session.files.memory.cpu.hold();
         session.publisher.enter(Phase::Fetch);
         let running = Running { resumed_at: resumed.at, pages_left: resumed.pages_left };
         let told = if resumed.earlier { Ok(()) } else { control.send(&ToSource::Running(running)).await };
@@ -447,6 +448,7 @@ impl Owner {
             counted: session.pages.counted(memory),
             state_bytes: self.state_bytes,
             visit: self.visit_end,
+            host_cpu: memory.cpu.used(),
             ..message::Complete::default()
         }
     }
@@ -456,10 +458,10 @@ impl Owner {
         session.files.memory.hashes.as_ref()?;
         let memory = Arc::clone(&session.files.memory);
         let theirs = self.hashes.parts().to_vec();
-        let compare = move || {
+        let compare = move |memory: &GuestMemory| {
             let hashes = memory.hashes.as_ref()?;
             for (index, block) in memory.blocks.iter().enumerate() {
-                if memory.map_landed(index, 0..block.pages(), &mut ReadElsewhere::of(&memory)).is_err() {
+                if memory.map_landed(index, 0..block.pages(), &mut ReadElsewhere::of(memory)).is_err() {
                     return None;
                 }
                 hashes.take_rest(index, &block.file, block.mapping());
@@ -468,7 +470,12 @@ impl Owner {
             let pages: u64 = memory.blocks.iter().map(Block::pages).sum();
             Some(hashes.differing(&theirs) + pages.saturating_sub(named))
         };
-        vmove_node::blocking::spawn_blocking(compare).await.ok().flatten()
+        let work = move || {
+            let differing = memory.cpu.count(|| compare(&memory));
+            memory.cpu.rest_until_free(|| false);
+            differing
+        };
+        vmove_node::blocking::spawn_blocking(work).await.ok().flatten()
     }
 
     /// Writes down that every page is here. Not before that may the source hear so, which frees its memory then: a daemon started anew

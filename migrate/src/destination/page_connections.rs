@@ -6,8 +6,9 @@ use tokio::sync::mpsc;
 use vmove_fabric::{CountersHandle, Endpoint, FabricKind};
 
 use super::faults::{self, FaultThread};
-use super::fill::{Fill, FillEvent, Reader};
+use super::fill::{Fill, FillEvent};
 use super::guest_memory::GuestMemory;
+use super::reader::Reader;
 use super::remote_memory::RemoteMemory;
 use crate::proto::message::Counted;
 use crate::throttle::Throttle;

@@ -39,6 +39,23 @@ impl Session {
         Ok(None)
     }
 
+    /// Deals with what changes nothing of the round that is being read; the rest waits for its end.
+    pub(super) async fn hear_meanwhile(
+        &mut self,
+        message: ToDestination,
+        control: &mut Control,
+    ) -> Result<(), End> {
+        match message {
+            message @ (ToDestination::Ping(_) | ToDestination::HostCpu(_)) => {
+                self.common_message(message, control).await.map(drop)
+            }
+            other => {
+                control.put_back(other);
+                Ok(())
+            }
+        }
+    }
+
     async fn common_message(
         &mut self,
         message: ToDestination,
@@ -48,6 +65,9 @@ impl Session {
         match message {
             ToDestination::Ping(token) => control.send(&ToSource::Pong { token, now: Mono::now() }).await?,
             ToDestination::Regions(regions) => self.regions(regions, control).await?,
+            ToDestination::HostCpu(used) => {
+                self.files.memory.cpu.peer_has_used(used.used_ns, used.processors);
+            }
             // Of page connections that are no more: named again when there are others.
             ToDestination::Runs(_) | ToDestination::RoundEnd(_) | ToDestination::FinalEnd
                 if self.pages.is_renewing() => {}

@@ -20,6 +20,7 @@ use vmove_memory::{MemoryError, PageIndex, PageRun};
 use super::block::Block;
 use super::error::PopulateError;
 use super::guest_memory::GuestMemory;
+use crate::host_cpu::{Booking, HostCpu};
 use crate::pending::{PageSet, WireSet};
 use crate::proto::message::{BlockInfo, PART_BYTES};
 use crate::throttle::BULK_NICE;
@@ -78,14 +79,15 @@ pub(super) fn start(
 }
 
 fn populate(memory: &GuestMemory, sets: &[PageSet], stop: &AtomicBool) -> Result<(), PopulateError> {
+    let mut pace = Pace { booking: memory.cpu.booking(), cpu: &memory.cpu, stop };
     for (block, set) in memory.blocks.iter().zip(sets) {
         if block.must_be_given() {
-            give(block, stop)?;
+            give(block, &mut pace)?;
             continue;
         }
         let per_part = (PART_BYTES / block.page_size.bytes()).max(1);
         for part in set.runs().flatten() {
-            if stop.load(Ordering::Relaxed) {
+            if pace.is_over() {
                 return Ok(());
             }
             let start = part * PART_BYTES / block.page_size.bytes();
@@ -101,10 +103,27 @@ fn populate(memory: &GuestMemory, sets: &[PageSet], stop: &AtomicBool) -> Result
     Ok(())
 }
 
+/// The share of the processors that is to be kept, between two pieces of work.
+struct Pace<'a> {
+    booking: Booking<'a>,
+    cpu: &'a HostCpu,
+    stop: &'a AtomicBool,
+}
+
+impl Pace<'_> {
+    /// Books the last piece, and rests if it must. Whether there is to be no other one.
+    fn is_over(&mut self) -> bool {
+        let is_over = || self.stop.load(Ordering::Relaxed);
+        self.booking.book();
+        self.cpu.rest_until_free(is_over);
+        is_over()
+    }
+}
+
 /// All pages: one that the guest begins to use while it moves must be there too.
-fn give(block: &Block, stop: &AtomicBool) -> Result<(), PopulateError> {
+fn give(block: &Block, pace: &mut Pace<'_>) -> Result<(), PopulateError> {
     for page in 0..block.pages() {
-        if stop.load(Ordering::Relaxed) {
+        if pace.is_over() {
             return Ok(());
         }
         let range = block.page_size.range_of(PageRun::new(PageIndex(page), 1));

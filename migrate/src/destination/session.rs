@@ -124,9 +124,17 @@ pub(super) enum Waited {
 /// The control connection that there is now.
 #[derive(Debug)]
 pub(super) struct Control {
+    messages: Messages,
+    tick: Interval,
+}
+
+/// What the source says.
+#[derive(Debug)]
+struct Messages {
     channel: Channel<ToDestination>,
     heard: Instant,
-    tick: Interval,
+    /// Came while a round was read, and is to be dealt with after it.
+    later: Option<ToDestination>,
 }
 
 /// What a phase must deal with.
@@ -154,26 +162,53 @@ impl Control {
     pub(super) fn new(channel: Channel<ToDestination>) -> Self {
         let mut tick = interval(PROGRESS_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { channel, heard: Instant::now(), tick }
+        Self { messages: Messages { channel, heard: Instant::now(), later: None }, tick }
+    }
+
+    /// The next message while a round is read: none once there was one that is for [later](Self::put_back). Cancel-safe.
+    pub(super) async fn receive_meanwhile(&mut self) -> Result<ToDestination, CodecError> {
+        if self.messages.later.is_some() {
+            return std::future::pending().await;
+        }
+        self.messages.next().await
+    }
+
+    /// A message that is dealt with when the round has been read.
+    pub(super) fn put_back(&mut self, message: ToDestination) {
+        self.messages.later = Some(message);
     }
 
     pub(super) async fn send(&mut self, message: &ToSource) -> Result<(), CodecError> {
-        self.channel.send(message).await
+        self.messages.channel.send(message).await
     }
 
     /// What was just done took long, and what the source has said meanwhile waits to be read.
     pub(super) fn count_silence_anew(&mut self) {
-        self.heard = Instant::now();
+        self.messages.heard = Instant::now();
     }
 
     /// Tells the source why this side cannot go on.
     pub(super) async fn tell_failure(&mut self, end: &End) {
         if let End::Failed(_) = end {
-            let _ = self.channel.send(&ToSource::Failed(end.why())).await;
+            let _ = self.messages.channel.send(&ToSource::Failed(end.why())).await;
             // Closing with messages unread would reset the connection, and the reason with it.
-            let _ =
-                timeout(FAILURE_READ_TIMEOUT, async { while self.channel.receive().await.is_ok() {} }).await;
+            let _ = timeout(FAILURE_READ_TIMEOUT, async {
+                while self.messages.channel.receive().await.is_ok() {}
+            })
+            .await;
         }
+    }
+}
+
+impl Messages {
+    /// The next one. Cancel-safe.
+    async fn next(&mut self) -> Result<ToDestination, CodecError> {
+        if let Some(message) = self.later.take() {
+            return Ok(message);
+        }
+        let message = self.channel.receive().await?;
+        self.heard = Instant::now();
+        Ok(message)
     }
 }
 
@@ -268,10 +303,7 @@ impl Session {
                 FillEvent::NothingLeft => Event::NothingLeft,
             }),
             // What follows the regions is for the page readers: it waits until they have their connections.
-            message = control.channel.receive(), if !self.pages.await_connections() => {
-                control.heard = Instant::now();
-                Ok(Event::Message(message?))
-            }
+            message = control.messages.next(), if !self.pages.await_connections() => Ok(Event::Message(message?)),
         }
     }
 
@@ -336,7 +368,7 @@ impl Session {
 
     /// What every phase does ten times a second.
     pub(super) fn look_at_source(&self, control: &Control) -> Result<(), End> {
-        if control.heard.elapsed() > SILENCE_TIMEOUT {
+        if control.messages.heard.elapsed() > SILENCE_TIMEOUT {
             return Err(End::Lost(Lost::Silence));
         }
         self.publish_landed();

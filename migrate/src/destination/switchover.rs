@@ -53,6 +53,8 @@ impl Switchover {
         session.publisher.enter(Phase::Switchover);
         let memory = &session.files.memory;
         memory.begin_serving();
+        // The guest stands still until it has what is read now.
+        memory.cpu.let_go();
         if let Some(fill) = session.pages.fill() {
             fill.queue.wake();
         }

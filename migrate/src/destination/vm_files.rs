@@ -12,6 +12,7 @@ use super::error::VmFilesError;
 use super::guest_memory::GuestMemory;
 use super::homecoming;
 use crate::command::derive_command;
+use crate::host_cpu::HostCpu;
 use crate::node::Node;
 use crate::pending::WireSet;
 use crate::proto::message::{BlockInfo, Prepare};
@@ -143,7 +144,7 @@ pub(super) fn make(
         tables.push(path);
     }
     undo.done();
-    let memory = Arc::new(GuestMemory::new(blocks, prepare.spec.verify, latencies(node)));
+    let memory = Arc::new(GuestMemory::new(blocks, prepare.spec.verify, latencies(node), cpu(node, prepare)));
     if prepare.spec.visit == Visit::Go {
         memory.demand.begin();
     }
@@ -198,7 +199,7 @@ pub(super) fn find(
         tables.push(path);
     }
     // Hashes of pages that are mapped already are lost with the process that took them: a recovered session is not verified.
-    let memory = Arc::new(GuestMemory::new(blocks, false, latencies(node)));
+    let memory = Arc::new(GuestMemory::new(blocks, false, latencies(node), cpu(node, prepare)));
     if record.is_visit() {
         memory.demand.begin();
     }
@@ -207,6 +208,11 @@ pub(super) fn find(
     let (ram, folder_is_ours) = (ram.to_vec(), *folder_is_ours);
     let (of_libvirt, held, stand_ins) = (of_libvirt.is_some(), Vec::new(), Vec::new());
     Ok(VmFiles { layout, command, ram, tables, memory, held, locked, of_libvirt, stand_ins, folder_is_ours })
+}
+
+/// Bounded as the operator wants it.
+fn cpu(node: &Node, prepare: &Prepare) -> HostCpu {
+    HostCpu::new(prepare.spec.goals.host_cpu_percent, node.config.vmm.page_workers())
 }
 
 fn latencies(node: &Node) -> Latencies {

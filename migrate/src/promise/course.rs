@@ -28,6 +28,17 @@ pub struct Beside {
     pub after_ms: f64,
 }
 
+/// What the processors of the two hosts can move.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Hosts {
+    /// All of them, of the host that can move less. Unit: bytes of page payload per second.
+    pub bytes_per_s: f64,
+    /// That is known of an earlier migration.
+    pub is_known: bool,
+    /// Of that so much may be used. Unit: percent.
+    pub share: Option<f64>,
+}
+
 /// What is known before a migration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Outlook {
@@ -40,7 +51,9 @@ pub struct Outlook {
     /// The same for pages that the destination has memory for already, since they crossed before or were given that memory ahead: a page that comes for the
     /// first time waits until the kernel has cleared one.
     pub again_bytes_per_s: f64,
-    /// The former is a limit, which does not hold back pages that the guest waits for.
+    /// What the processors can move.
+    pub hosts: Hosts,
+    /// The link's rate is a limit, which does not hold back pages that the guest waits for.
     pub limited: bool,
     /// What is left must cross in this time for pre-copy to stop the guest. Unit: milliseconds.
     pub pages_in_pause_ms: f64,
@@ -53,6 +66,8 @@ pub struct Outlook {
 /// How a migration would go.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Course {
+    /// What is used of all processors. Unit: percent.
+    pub host_cpu_percent: Option<f64>,
     /// The guest's pause. Unit: milliseconds.
     pub pause_ms: f64,
     /// The whole. Unit: milliseconds.
@@ -61,6 +76,22 @@ pub struct Course {
     pub sent_bytes: f64,
     /// Rounds.
     pub rounds: u32,
+}
+
+impl Hosts {
+    /// So much may be moved. Unit: bytes per second.
+    fn limit(&self) -> Option<f64> {
+        self.share.map(|share| self.bytes_per_s * share / 100.0)
+    }
+
+    /// Of all processors so much is used to move so many bytes. Unit: percent. `None`: nobody knows.
+    pub(super) fn used(&self, bytes: f64, ms: f64) -> Option<f64> {
+        let used = (bytes / self.bytes_per_s.max(1.0) / (ms.max(1.0) / 1e3) * 100.0).min(100.0);
+        match self.share {
+            Some(share) => Some(used.min(share)),
+            None => self.is_known.then_some(used),
+        }
+    }
 }
 
 /// A course that is being run.
@@ -103,8 +134,16 @@ pub fn course(mode: Mode, outlook: &Outlook) -> Result<Course, Diverges> {
 }
 
 impl Run {
-    /// Of the first round, or of what comes after it.
+    /// Of the first round, or of what comes after it, as far as the processors may move it.
     fn link(&self) -> f64 {
+        self.outlook
+            .hosts
+            .limit()
+            .map_or_else(|| self.unlimited(), |limit| self.unlimited().min(limit.max(1.0)))
+    }
+
+    /// The same for what the guest waits for.
+    fn unlimited(&self) -> f64 {
         let Outlook { link_bytes_per_s, again_bytes_per_s, .. } = self.outlook;
         let rate = if self.rounds == 0 && self.mode != Mode::Postcopy {
             link_bytes_per_s
@@ -162,8 +201,8 @@ impl Run {
 
     /// How long what is left takes to follow the guest.
     fn fetched_in_ms(&self) -> f64 {
-        let Outlook { writes, limited, .. } = self.outlook;
-        if !limited {
+        let Outlook { writes, limited, hosts, .. } = self.outlook;
+        if !limited && hosts.limit().is_none_or(|limit| limit >= self.unlimited()) {
             return self.ms(self.left);
         }
         let faulted = |ms: f64| (FAULTED_SHARE * writes.after_ms(ms)).min(MOST_FAULTED * ms / 1e3);
@@ -181,13 +220,16 @@ impl Run {
 
     fn end(self) -> Course {
         let Beside { ready_ms, pause_ms, after_ms, .. } = self.outlook.beside;
-        let left_ms = self.ms(self.left);
+        let left_ms = self.left / self.unlimited() * 1e3;
         let (in_pause, after) =
             if self.mode == Mode::Precopy { (left_ms, 0.0) } else { (0.0, self.fetched_in_ms()) };
         let pause_ms = pause_ms + in_pause;
+        let time_ms = self.at_ms.max(ready_ms) + pause_ms + after + after_ms;
+        let Outlook { hosts, beside, .. } = self.outlook;
         Course {
+            host_cpu_percent: hosts.used(self.sent + after / 1e3 * self.link(), time_ms - beside.setup_ms),
             pause_ms,
-            time_ms: self.at_ms.max(ready_ms) + pause_ms + after + after_ms,
+            time_ms,
             sent_bytes: self.sent + self.left,
             rounds: self.rounds,
         }
@@ -214,6 +256,7 @@ pub(super) mod tests {
             writes: Writes { bytes_per_s: rate, reach },
             link_bytes_per_s: link,
             again_bytes_per_s: link,
+            hosts: Hosts { bytes_per_s: 4e9, is_known: true, share: None },
             limited: false,
             pages_in_pause_ms: 50.0,
             beside: BESIDE,
@@ -294,8 +337,10 @@ pub(super) mod tests {
         /// Of courses with as many rounds to a destination that is ready, that of a busier or larger guest, or over a slower link, takes no less of
         /// anything.
         #[test]
-        fn worse_is_not_better(o in all(), factor in 1.0..3.0, which in 0..3) {
+        fn worse_is_not_better(o in all(), factor in 1.0..3.0, which in 0..4) {
             let o = Outlook { beside: Beside { ready_ms: 0.0, ..o.beside }, ..o };
+            let shared = |share: f64| Hosts { share: Some(share), ..o.hosts };
+            let o = if which == 3 { Outlook { hosts: shared(30.0), ..o } } else { o };
             let mut worse = o;
             match which {
                 0 => worse.writes.bytes_per_s *= factor,
@@ -303,7 +348,8 @@ pub(super) mod tests {
                     worse.link_bytes_per_s /= factor;
                     worse.again_bytes_per_s /= factor;
                 }
-                _ => worse.content_bytes *= factor,
+                2 => worse.content_bytes *= factor,
+                _ => worse.hosts = shared(30.0 / factor),
             }
             for mode in [Mode::Precopy, Mode::Hybrid, Mode::Postcopy] {
                 let (Ok(a), Ok(b)) = (course(mode, &o), course(mode, &worse)) else { continue };
@@ -311,6 +357,25 @@ pub(super) mod tests {
                     prop_assert!(b.time_ms + 1e-3 >= a.time_ms, "{mode} {which}: {a:?} {b:?}");
                     prop_assert!(b.pause_ms + 1e-3 >= a.pause_ms, "{mode} {which}: {a:?} {b:?}");
                     prop_assert!(b.sent_bytes + 1.0 >= a.sent_bytes, "{mode} {which}: {a:?} {b:?}");
+                }
+            }
+        }
+
+        /// With a smaller share of the processors a migration never takes less time, and pauses a guest that stands still no longer. A guest that writes
+        /// may be stopped a round earlier.
+        #[test]
+        fn a_smaller_share_never_takes_less_time(o in all(), share in 1.0..100.0, factor in 1.0..50.0) {
+            let of = |share: f64| Outlook { hosts: Hosts { share: Some(share), ..o.hosts }, ..o };
+            for mode in [Mode::Precopy, Mode::Hybrid, Mode::Postcopy] {
+                let (large, small) = (of(share), of(f64::max(share / factor, 1.0)));
+                let idle = |o: Outlook| course(mode, &Outlook { writes: Writes::NONE, ..o }).unwrap();
+                let (a, b) = (idle(large), idle(small));
+                prop_assert!(b.time_ms + 1e-3 >= a.time_ms, "{mode}: {a:?} {b:?}");
+                prop_assert!(b.host_cpu_percent <= Some(share), "{mode}: {b:?}");
+                let limit = o.hosts.bytes_per_s * small.hosts.share.unwrap() / 100.0;
+                prop_assert!(mode == Mode::Precopy || b.time_ms >= o.content_bytes / limit * 1e3 * 0.999);
+                if let (Ok(a), Ok(b)) = (course(mode, &large), course(mode, &small)) && a.rounds == b.rounds {
+                    prop_assert!(b.time_ms + 1e-3 >= a.time_ms, "{mode}: {a:?} {b:?}");
                 }
             }
         }

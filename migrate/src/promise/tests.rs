@@ -4,7 +4,7 @@ use super::course::tests::outlook;
 use super::*;
 
 fn goals(pause: Option<u64>, within: Option<u64>) -> Goals {
-    Goals { max_pause_ms: pause, within_ms: within }
+    Goals { max_pause_ms: pause, within_ms: within, host_cpu_percent: None }
 }
 
 fn promised(goals: &Goals, outlook: &Outlook) -> Result<Promise, Broken> {
@@ -53,6 +53,37 @@ fn a_goal_that_cannot_be_kept_is_named_with_what_could() {
 }
 
 #[test]
+fn a_share_of_the_processors_takes_time_and_is_named_where_it_is_in_the_way() {
+    // 4 GB/s by all processors: 5 % move 200 MB/s.
+    let large = outlook(1e10, 0.0, 0.0, 1e9);
+    let share = |within, percent| Goals { host_cpu_percent: Some(percent), ..goals(None, within) };
+    let promise = promised(&share(None, 5), &large).unwrap();
+    assert_eq!(promise.mode, Mode::Precopy);
+    assert!((50_000.0..51_000.0).contains(&promise.time_ms), "{promise:?}");
+    assert!(promise.host_cpu_percent.is_some_and(|used| (4.9..=5.0).contains(&used)), "{promise:?}");
+    assert!(
+        promise.basis.contains("5 % of the processors, which all together move 4.00 GB/s"),
+        "{promise:?}"
+    );
+    // Without, the link is what holds it back.
+    assert!(promised(&share(None, 100), &large).unwrap().host_cpu_percent.is_some_and(|used| used < 26.0));
+    let told = why(&share(Some(20_000), 5), &MODES, &large);
+    assert!(told.starts_with("--within 20s cannot be kept: precopy would take 50"), "{told}");
+    assert!(
+        told.contains("what could be kept: --within 61s by precopy; or --host-cpu 13% by precopy"),
+        "{told}"
+    );
+    assert!(promised(&share(Some(20_000), 13), &large).is_ok());
+    // No share is large enough.
+    let told = why(&share(Some(5_000), 5), &MODES, &large);
+    assert!(!told.contains("or --host-cpu"), "{told}");
+    // The more the guest writes, the less is left of it.
+    let holds_to = |goals: &Goals| super::promise(goals, &[Mode::Precopy], &large, "").unwrap().holds_to_bytes_per_s;
+    let (free, held) = (holds_to(&goals(None, Some(60_000))), holds_to(&share(Some(60_000), 5)).unwrap());
+    assert!(held < free.unwrap_or(f64::INFINITY), "{held} {free:?}");
+}
+
+#[test]
 fn precopy_that_does_not_converge_is_refused_before_it_begins() {
     let wild = outlook(1e9, 2e9, 1e9, 1e9);
     let told = why(&goals(Some(50), None), &[Mode::Precopy], &wild);
@@ -82,7 +113,7 @@ proptest! {
     #[test]
     fn promises_keep_goals_and_looser_ones_hold(
         content in 1e7..1e10, rate in 0.0..3e9, reach in 0.0..1.0, link in 5e7..1e10,
-        pause in 11_u64..1000, within in 500_u64..60_000, looser in 1.0..3.0,
+        pause in 11_u64..1000, within in 500_u64..60_000, share in 1_u64..=100, looser in 1.0..3.0,
     ) {
         let o = outlook(content, rate, reach * content, link);
         let wanted = goals(Some(pause), Some(within));
@@ -93,6 +124,12 @@ proptest! {
             let grown = |ms: u64| whole(ms as f64 * looser);
             prop_assert!(promised(&goals(Some(grown(pause)), Some(grown(within))), &o).is_ok());
             prop_assert!(promised(&goals(Some(pause), None), &o).is_ok());
+        }
+        let wanted = Goals { host_cpu_percent: Some(share), ..wanted };
+        if let Ok(promise) = promised(&wanted, &o) {
+            for (goal, value) in wanted.each() {
+                prop_assert!(promise.of(goal) <= value);
+            }
         }
     }
 }

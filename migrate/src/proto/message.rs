@@ -11,7 +11,7 @@ use crate::taps::Tap;
 use vmove_node::peer::{SessionId, Token};
 use vmove_types::check::Blocker;
 use vmove_types::device::DeviceChoice;
-use vmove_types::report::{FaultStats, Report, SlowFault, VisitEnd};
+use vmove_types::report::{CpuUse, FaultStats, Report, SlowFault, VisitEnd};
 use vmove_types::spec::MigrationSpec;
 use vmove_types::time::Mono;
 
@@ -331,6 +331,8 @@ pub enum ToDestination {
     Released,
     /// First message of a control connection that takes a session up again.
     Resume(SourceStand),
+    /// Now and then, of a migration with a share of the processors to keep.
+    HostCpu(SourceCpu),
 }
 
 impl ToDestination {
@@ -355,8 +357,18 @@ impl ToDestination {
             Self::HashesEnd => "HashesEnd",
             Self::Released => "Released",
             Self::Resume(_) => "Resume",
+            Self::HostCpu(_) => "HostCpu",
         }
     }
+}
+
+/// What the source has used of its host's processors for copying in the background.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceCpu {
+    /// Processor time in all, in nanoseconds.
+    pub used_ns: u64,
+    /// How many processors there are.
+    pub processors: u32,
 }
 
 /// Counters the destination reports while it works.
@@ -427,6 +439,9 @@ pub struct Complete {
     /// How the guest's visit ended, if it was one: unless it stayed, what it had not touched has never been there.
     #[serde(default)]
     pub visit: Option<VisitEnd>,
+    /// What copying in the background has used of the processors.
+    #[serde(default)]
+    pub host_cpu: Option<CpuUse>,
 }
 
 /// What came of a device at the destination.
@@ -461,6 +476,7 @@ impl Complete {
     pub(crate) fn add_to(&self, report: &mut Report) {
         report.faults = self.faults;
         report.visit = self.visit;
+        report.host_cpu.destination = self.host_cpu;
         report.slowest_faults.clone_from(&self.slowest_faults);
         report.state_bytes = self.state_bytes;
         report.bytes_sent = self.counted.wire_bytes.saturating_add(self.state_bytes);

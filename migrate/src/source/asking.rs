@@ -169,7 +169,9 @@ impl Asking {
         prepare.in_group = session.member.is_some();
         prepare.home = record.home;
         // Goals are this side's, and it may have chosen the mode by them.
-        prepare.spec.goals = Goals::default();
+        // But for the share of its processors, which it keeps itself.
+        let host_cpu_percent = prepare.spec.goals.host_cpu_percent;
+        prepare.spec.goals = Goals { host_cpu_percent, ..Goals::default() };
         if session.steering.is_some() {
             prepare.spec.mode = session.mode.into();
         }
@@ -193,7 +195,7 @@ impl Asking {
         let memory = memory.map_err(SourceError::memory("open the guest's memory"))?;
         note(session, &accepted, &memory)?;
         note_disks(session, &self.guest.disks)?;
-        Ok(Room { accepted, memory: Arc::new(memory) })
+        Ok(Room { accepted, memory: Arc::new(memory.counted_in(&session.cpu)) })
     }
 
     /// The destination has room: pages can cross.

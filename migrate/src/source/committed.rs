@@ -302,6 +302,10 @@ impl Committed {
 
     fn guest_runs_there(&mut self, session: &mut Session, running: Running) {
         self.runs_there = true;
+        if let Some((pages, _)) = &mut self.serving {
+            pages.book_answers();
+        }
+        session.cpu.hold();
         session.publisher.enter(Phase::Fetch);
         visits::guest_runs_there(session);
         let (stopped_at, pause) = match &mut self.kept {
@@ -410,5 +414,5 @@ async fn open_again(session: &Session) -> Result<(PageService, FinalPages), Sour
         Visit::Go => FinalPages::holes(&memory).map_err(SourceError::memory("look at the guest's memory"))?,
         Visit::No | Visit::Back => FinalPages::all(&memory),
     };
-    Ok((PageService::new(terms, Arc::new(memory)), last))
+    Ok((PageService::new(terms, Arc::new(memory.counted_in(&session.cpu))), last))
 }

@@ -110,7 +110,12 @@ impl Session {
         serving: &mut Serving<'_>,
     ) -> Result<Option<Heard>, SourceError> {
         match message {
-            ToSource::Progress(counted) => self.progress(counted, serving),
+            ToSource::Progress(counted) => {
+                self.progress(counted, serving);
+                if let Some(pages) = serving.pages() {
+                    pages.tell_host_cpu(control).await?;
+                }
+            }
             ToSource::Pong { token, now } => {
                 if self.clock.answered(token, now) {
                     self.ask_clock(control).await?;

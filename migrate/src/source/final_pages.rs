@@ -125,6 +125,7 @@ fn hash_all(memory: &Arc<SourceMemory>) -> mpsc::Receiver<Hashes> {
     let (sender, receiver) = mpsc::channel(4);
     let memory = Arc::clone(memory);
     drop(spawn_blocking(move || {
+        let mut booking = memory.cpu.booking();
         for (number, block) in (0u16..).zip(&memory.blocks) {
             let extents = block.file.data_extents().unwrap_or_default();
             let page_bytes = block.file.page_size().bytes();
@@ -139,6 +140,8 @@ fn hash_all(memory: &Arc<SourceMemory>) -> mpsc::Receiver<Hashes> {
                     let in_hole = extents.get(next).is_none_or(|e| e.start.0 >= at + page_bytes);
                     if in_hole { ZERO_PAGE } else { page_hash(&block.mapping, PageIndex(page)) }
                 };
+                booking.book();
+                memory.cpu.rest_until_free(|| sender.is_closed());
                 let hashes = Hashes { block: number, start, hashes: (start..end).map(hash).collect() };
                 if sender.blocking_send(hashes).is_err() {
                     return;

@@ -14,6 +14,7 @@ use vmove_memory::{
 use super::classify::{Classified, Subject, classify};
 use super::error::NamingError;
 use super::gate::Gate;
+use crate::host_cpu::HostCpu;
 use vmove_node::blocking::spawn_blocking;
 
 use crate::pending::{PageSet, WireSet};
@@ -57,6 +58,8 @@ pub(super) struct SourceMemory {
     writes: Mutex<Writes>,
     /// Of a guest that is here for a visit: which pages it has touched. All others are at its home.
     visit: Option<Vec<Arc<PageTable>>>,
+    /// What is used of the processors for it.
+    pub cpu: Arc<HostCpu>,
 }
 
 #[derive(Debug, Default)]
@@ -103,7 +106,13 @@ impl SourceMemory {
         let pending = blocks.iter().map(|b| PageSet::full(b.file.pages())).collect();
         let seen = blocks.iter().map(|b| PageSet::empty(b.file.pages())).collect();
         let writes = Mutex::new(Writes { pending, seen, ..Writes::default() });
-        Ok(Self { blocks, in_qemu, writes, visit: None })
+        let cpu = Arc::new(HostCpu::new(None, vmm.page_workers()));
+        Ok(Self { blocks, in_qemu, writes, visit: None, cpu })
+    }
+
+    /// The same, with what is used of the processors counted for a session.
+    pub(super) fn counted_in(self, cpu: &Arc<HostCpu>) -> Self {
+        Self { cpu: Arc::clone(cpu), ..self }
     }
 
     /// The same of a guest that came by this visit, and goes home: only what it has touched is sent. `dir`: where the visit's page maps are.
@@ -199,6 +208,10 @@ impl SourceMemory {
     /// Adds what was written since the last scan to what is pending, and re-arms. Bytes read after this are as new as the scan; bytes
     /// read before it may be old (hazard: read before re-arm). Without a tracker everything is pending.
     pub(super) fn scan(&self) -> Result<Scan, MemoryError> {
+        self.cpu.count(|| self.find_written())
+    }
+
+    fn find_written(&self) -> Result<Scan, MemoryError> {
         let begun = Instant::now();
         let mut guard = self.lock();
         let writes = &mut *guard;
@@ -303,17 +316,20 @@ impl SourceMemory {
 
     /// Hashes some of the memory that there is. Returns how many bytes.
     pub(super) fn hash_some(&self) -> Result<u64, MemoryError> {
+        let mut booking = self.cpu.booking();
         let mut hashed = 0;
         for (block, content) in self.blocks.iter().zip(self.content()?) {
             let page = block.page_size().bytes();
             for index in content.runs().flatten() {
                 if hashed >= HASHED_AT_MOST {
+                    booking.book();
                     return Ok(hashed);
                 }
                 block.mapping.hash(PageIndex(index))?;
                 hashed += page;
             }
         }
+        booking.book();
         Ok(hashed)
     }
 
@@ -337,6 +353,7 @@ impl SourceMemory {
         let (sender, receiver) = mpsc::channel(16);
         let memory = Arc::clone(self);
         let task = spawn_blocking(move || {
+            let mut booking = memory.cpu.booking();
             let mut all = Classified::default();
             for (index, (block, set)) in memory.blocks.iter().zip(sets.iter()).enumerate() {
                 let extents = block.file.data_extents()?;
@@ -347,12 +364,15 @@ impl SourceMemory {
                 let page_bytes = block.page_size().bytes();
                 let found = classify(subject, set, |batch| {
                     let end = batch.last().map_or(0, |run| (run.start + run.len) * page_bytes);
+                    booking.book();
+                    memory.cpu.rest_until_free(|| sender.is_closed());
                     gate.pass((index, end));
                     hand_on(&sender, batch)
                 });
                 all.pages += found.pages;
                 all.zero += found.zero;
             }
+            booking.book();
             Ok(all)
         });
         (receiver, task)

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
 use vmove_fabric::{Endpoint, FabricKind, Sched, ServeHandle, ThreadOptions};
 
 use super::control::Control;
@@ -13,8 +14,9 @@ use super::gate::{Gate, Place, THE_END};
 use super::memory::SourceMemory;
 use super::registering::Registering;
 use super::session::Session;
+use crate::host_cpu::HostCpu;
 use crate::ownership::SourceState;
-use crate::proto::message::{Accepted, Counted, ToDestination};
+use crate::proto::message::{Accepted, Counted, SourceCpu, ToDestination};
 use crate::records::SourceRecord;
 use crate::throttle::BULK_NICE;
 use vmove_node::blocking::spawn_blocking;
@@ -28,6 +30,8 @@ use vmove_types::time::Mono;
 const MOST_RENEWALS: u32 = 8;
 /// The destination must hear from us while work is under way.
 pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the destination hears at most what is used of the processors here.
+const TELL_CPU_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A page connection, or why there is none.
 type Dialled = Result<Box<dyn Endpoint>, LinkError>;
@@ -52,7 +56,7 @@ pub(super) struct PageService {
     terms: Terms,
     /// In use now.
     fabric: FabricKind,
-    connections: Vec<ServeHandle>,
+    connections: Vec<Served>,
     /// Dropped after the connections that may read it.
     exposed: Option<Exposed>,
     /// How often the destination has lost its page connections.
@@ -60,6 +64,33 @@ pub(super) struct PageService {
     /// Bytes that had landed when that was last so.
     landed_at_renewal: Option<u64>,
     round: RoundProgress,
+    /// What the destination was last told of the processors, and when.
+    told_cpu: Option<(u64, Instant)>,
+}
+
+/// A page connection that is answered.
+#[derive(Debug)]
+struct Served {
+    handle: ServeHandle,
+    /// Processor time of it that is counted already, in nanoseconds.
+    booked_ns: u64,
+    /// Where that is counted, if it is.
+    cpu: Option<Arc<HostCpu>>,
+}
+
+impl Served {
+    fn book(&mut self) {
+        let Some(cpu) = &self.cpu else { return };
+        let used_ns = self.handle.cpu_ns();
+        cpu.book(used_ns.saturating_sub(self.booked_ns));
+        self.booked_ns = used_ns;
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.book();
+    }
 }
 
 /// Memory that is registered with the fabric.
@@ -124,6 +155,7 @@ impl PageService {
             renewals: 0,
             landed_at_renewal: None,
             round: RoundProgress::default(),
+            told_cpu: None,
         }
     }
 
@@ -151,6 +183,27 @@ impl PageService {
     pub(super) fn close(&mut self) {
         self.connections.clear();
         self.exposed = None;
+    }
+
+    /// Counts what answering has used of the processors.
+    pub(super) fn book_answers(&mut self) {
+        self.connections.iter_mut().for_each(Served::book);
+    }
+
+    /// Tells the destination what this side uses of the processors: it holds its reads back for the sake of both.
+    pub(super) async fn tell_host_cpu(&mut self, control: &mut Control) -> Result<(), CodecError> {
+        let cpu = Arc::clone(&self.memory.cpu);
+        if !cpu.is_shared() || self.told_cpu.is_some_and(|(_, at)| at.elapsed() < TELL_CPU_INTERVAL) {
+            return Ok(());
+        }
+        self.book_answers();
+        let used_ns = cpu.used_ns();
+        if self.told_cpu.is_none_or(|(told, _)| told != used_ns) {
+            self.told_cpu = Some((used_ns, Instant::now()));
+            let used = SourceCpu { used_ns, processors: cpu.processors() };
+            control.send(&ToDestination::HostCpu(used)).await?;
+        }
+        Ok(())
     }
 
     /// The destination has lost its page connections: opens others.
@@ -228,7 +281,10 @@ impl PageService {
                 other => SourceError::from(other),
             })?;
             let options = thread_options(session, link, index);
-            self.connections.push(endpoint.serve(options).map_err(SourceError::Serve)?);
+            let handle = endpoint.serve(options).map_err(SourceError::Serve)?;
+            // What is answered on the other one the guest waits for.
+            let cpu = (link == LinkKind::Bulk).then(|| Arc::clone(&self.memory.cpu));
+            self.connections.push(Served { handle, booked_ns: 0, cpu });
         }
         tracing::info!(
             fabric = %kind,

@@ -15,18 +15,24 @@ use super::watch::watch;
 use crate::node::Node;
 use crate::past::{Measured, MoveTimes};
 use crate::plan::{self, Hurry, LinkKnown, Standing};
-use crate::promise::{Beside, Broken, Outlook, promise};
+use crate::promise::{Beside, Broken, Hosts, Outlook, promise};
 use vmove_node::blocking::spawn_blocking;
 use vmove_node::record::VmRecord;
 use vmove_types::check::{Blocker, BlockerCode};
 use vmove_types::goal::{Goal, Goals};
 use vmove_types::progress::Phase;
 use vmove_types::promise::{Promise, Verdict};
-use vmove_types::report::{PhaseTime, Report};
+use vmove_types::report::{CpuUse, HostCpuUse, PhaseTime, Report};
 use vmove_types::spec::{MigrationSpec, Mode, Visit};
 
 /// Of a node to which no migration is remembered: QEMU starts in half a second, and loads its state in some ten milliseconds.
 const UNKNOWN: Beside = Beside { setup_ms: 100.0, ready_ms: 700.0, pause_ms: 15.0, after_ms: 250.0 };
+
+/// What one processor moves of pages, if nobody knows. Unit: bytes per second.
+const UNKNOWN_PROCESSOR: f64 = 1e9;
+
+/// Less says nothing of what the processors can move. Unit: bytes.
+const ENOUGH_LANDED: u64 = 64 << 20;
 
 /// Less says nothing of the rate at which it came. Unit: bytes.
 const ENOUGH_FETCHED: f64 = 8e6;
@@ -63,7 +69,7 @@ pub(super) async fn look_ahead(
     let memory = spawn_blocking(move || SourceMemory::open(&*vmm, &record)).await?;
     let memory = Arc::new(memory.map_err(SourceError::memory("open the guest's memory"))?);
     let watched = watch(&memory, runs).await?;
-    let CountedOn { link, again, beside, known } = counted_on(node, to, spec);
+    let CountedOn { link, again, beside, hosts, known } = counted_on(node, to, spec);
     // A migration with goals begins by watching its guest.
     let watching = if spec.goals.is_empty() { Duration::ZERO } else { begun.elapsed() };
     let watching_ms = vmove_types::time::ms(watching);
@@ -78,6 +84,7 @@ pub(super) async fn look_ahead(
         } else {
             again.unwrap_or(link.bytes_per_s)
         },
+        hosts,
         limited: link.known == LinkKnown::Limit,
         pages_in_pause_ms: pages_in_pause_ms(spec, beside),
         beside,
@@ -104,6 +111,7 @@ struct CountedOn {
     /// For pages that the destination has memory for. Unit: bytes per second.
     again: Option<f64>,
     beside: Beside,
+    hosts: Hosts,
     /// How that is known.
     known: String,
 }
@@ -116,7 +124,7 @@ fn counted_on(node: &Node, to: &str, spec: &MigrationSpec) -> CountedOn {
     let times: Vec<MoveTimes> = past.iter().filter_map(|one: &Measured| one.times).collect();
     if times.is_empty() {
         let known = "no migration to this node is remembered".to_owned();
-        return CountedOn { link, again: None, beside: UNKNOWN, known };
+        return CountedOn { link, again: None, beside: UNKNOWN, hosts: hosts_unknown(), known };
     }
     let beside = Beside {
         setup_ms: median(times.iter().map(|one| one.setup_ms)).unwrap_or(UNKNOWN.setup_ms),
@@ -125,8 +133,17 @@ fn counted_on(node: &Node, to: &str, spec: &MigrationSpec) -> CountedOn {
         after_ms: median(times.iter().map(|one| one.after_ms)).unwrap_or(UNKNOWN.after_ms),
     };
     let again = median(times.iter().filter_map(|one| one.again_bytes_per_s));
+    let hosts = median(times.iter().filter_map(|one| one.host_bytes_per_s));
+    let hosts =
+        hosts.map_or_else(hosts_unknown, |bytes_per_s| Hosts { bytes_per_s, is_known: true, share: None });
     let known = format!("beside memory as the last {} to this node", times.len());
-    CountedOn { link, again, beside, known }
+    CountedOn { link, again, beside, hosts, known }
+}
+
+/// Of hosts of which no migration has shown what their processors can move: both are taken for such as this one.
+fn hosts_unknown() -> Hosts {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    Hosts { bytes_per_s: UNKNOWN_PROCESSOR * processors as f64, is_known: false, share: None }
 }
 
 /// What a link has usually carried: one migration may have met a busy host. `last`: what is remembered first.
@@ -239,7 +256,8 @@ impl Session {
             ready_ms: (ready_ms - self.watched_ms - disks).max(0.0),
             pause_ms: Some(report.downtime_ms - in_pause_ms).filter(|rest| *rest > in_pause_ms),
             after_ms: (report.total_ms - pages_are_here_ms).max(1.0),
-            again_bytes_per_s: Some(rate).filter(|_| enough && limit.is_none()),
+            again_bytes_per_s: Some(rate).filter(|_| enough && limit.is_none() && !self.cpu.is_shared()),
+            host_bytes_per_s: host_bytes_per_s(&report.host_cpu, self.counted.landed_bytes),
         })
     }
 
@@ -248,6 +266,14 @@ impl Session {
         let Some(promise) = &self.report.promise else { return Vec::new() };
         verdict(&self.report, &self.spec().goals, promise)
     }
+}
+
+/// What all processors could have moved, of the host at which that was less.
+fn host_bytes_per_s(used: &HostCpuUse, landed: u64) -> Option<f64> {
+    let (source, destination) = (used.source?, used.destination?);
+    let all_s = |host: CpuUse| host.cpu_ms / 1e3 / f64::from(host.processors.max(1));
+    let took = all_s(source).max(all_s(destination));
+    (landed >= ENOUGH_LANDED && took > 0.0).then(|| landed as f64 / took)
 }
 
 fn times_in(report: &Report, phase: Phase) -> impl Iterator<Item = &PhaseTime> {
@@ -264,20 +290,23 @@ fn began(report: &Report, phase: Phase) -> Option<f64> {
 }
 
 fn verdict(report: &Report, goals: &Goals, promise: &Promise) -> Vec<Verdict> {
-    let of = |(goal, wanted_ms)| {
-        let measured_ms = match goal {
+    let of = |(goal, wanted): (Goal, f64)| {
+        let measured = match goal {
             // Not known if the guest was paused before, or this daemon was started anew.
             Goal::MaxPause => (report.downtime_ms > 0.0).then_some(report.downtime_ms),
             Goal::Within => Some(report.total_ms - time_of(report, Phase::Disks)),
+            Goal::HostCpu => report.host_cpu.most(),
         };
-        let kept = measured_ms.map(|ms| ms <= wanted_ms);
-        Verdict { goal, wanted_ms, promised_ms: promise.of(goal), measured_ms, kept }
+        let kept = measured.map(|measured| measured <= wanted);
+        Verdict { goal, unit: goal.unit(), wanted, promised: promise.of(goal), measured, kept }
     };
     goals.each().map(of).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use vmove_types::goal::Unit;
+
     use super::*;
     use crate::past::By;
 
@@ -286,7 +315,9 @@ mod tests {
         let disks = PhaseTime { name: "disks".to_owned(), start_ms: 0.0, duration_ms: 9_000.0 };
         let mut report =
             Report { downtime_ms: 31.0, total_ms: 10_000.0, phases: vec![disks], ..Report::default() };
-        let goals = Goals { max_pause_ms: Some(20), within_ms: Some(2_000) };
+        let goals = Goals { max_pause_ms: Some(20), within_ms: Some(2_000), host_cpu_percent: Some(5) };
+        let used = |percent| Some(CpuUse { cpu_ms: 1.0, percent, processors: 2 });
+        report.host_cpu = HostCpuUse { source: used(4.0), destination: used(5.5) };
         let promise = Promise {
             mode: Mode::Hybrid,
             pause_ms: 9.0,
@@ -295,15 +326,27 @@ mod tests {
             rounds: 1,
             dirty_bytes_per_s: 0.0,
             link_bytes_per_s: 1e9,
+            host_cpu_percent: Some(4.9),
             holds_to_bytes_per_s: None,
             basis: String::new(),
         };
         let told = verdict(&report, &goals, &promise);
-        assert_eq!((told[0].kept, told[0].measured_ms, told[0].promised_ms), (Some(false), Some(31.0), 9.0));
+        assert_eq!((told[0].kept, told[0].measured, told[0].promised), (Some(false), Some(31.0), 9.0));
         // Disks are not counted.
-        assert_eq!((told[1].kept, told[1].measured_ms), (Some(true), Some(1_000.0)));
+        assert_eq!((told[1].kept, told[1].measured), (Some(true), Some(1_000.0)));
+        // The host at which it was more counts.
+        assert_eq!((told[2].kept, told[2].measured, told[2].unit), (Some(false), Some(5.5), Unit::Percent));
         report.downtime_ms = 0.0;
         assert_eq!(verdict(&report, &goals, &promise)[0].kept, None);
+    }
+
+    #[test]
+    fn what_processors_can_move_is_learnt_from_the_host_that_takes_more() {
+        let host = |cpu_ms, processors| Some(CpuUse { cpu_ms, percent: 0.0, processors });
+        let used = HostCpuUse { source: host(500.0, 1), destination: host(600.0, 4) };
+        assert_eq!(host_bytes_per_s(&used, 1 << 30), Some((2_u64 << 30) as f64));
+        assert_eq!(host_bytes_per_s(&used, 1 << 20), None);
+        assert_eq!(host_bytes_per_s(&HostCpuUse { source: None, ..used }, 1 << 30), None);
     }
 
     #[test]

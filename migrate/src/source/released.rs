@@ -47,6 +47,7 @@ pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, co
     session.report.total_ms = session.publisher.elapsed_ms();
     session.report.phases = session.publisher.phases();
     session.report.over_time = session.publisher.over_time();
+    session.report.host_cpu.source = session.cpu.used();
     session.report.verdict = session.verdict();
     let report = session.report.clone();
     session.write_owing(|r| r.report = report);
@@ -64,6 +65,7 @@ pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, co
 
 fn add_to_report(session: &mut Session, figures: &Complete) {
     let verify = session.spec().verify;
+    session.counted = figures.counted;
     let report = &mut session.report;
     figures.add_to(report);
     devices::add_to_report(session, figures);

@@ -166,7 +166,9 @@ impl Warm {
             note_compared(session, &stats, page, done.bytes);
         } else {
             self.link_rate.add(&done);
-            session.report.link_bytes_per_s = self.link_rate.to_remember(session.spec().bandwidth);
+            // What a share of the processors has made of the link says nothing about it.
+            session.report.link_bytes_per_s =
+                self.link_rate.to_remember(session.spec().bandwidth).filter(|_| !session.cpu.is_shared());
         }
         Ok((done, named.pages - named.zero))
     }
@@ -190,7 +192,10 @@ impl Warm {
                     }
                 }
                 batch = batches.recv() => match batch {
-                    Some(batch) => self.control.send(&ToDestination::Runs(batch)).await?,
+                    Some(batch) => {
+                        self.pages.tell_host_cpu(&mut self.control).await?;
+                        self.control.send(&ToDestination::Runs(batch)).await?;
+                    }
                     None => break,
                 },
                 // Registering may take long, and the destination must not take us for dead.

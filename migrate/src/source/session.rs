@@ -8,6 +8,7 @@ use super::steering::Steering;
 use crate::frames::Copies;
 use crate::group::barrier::Membership;
 use crate::group::resuming::ResumePlace;
+use crate::host_cpu::HostCpu;
 use crate::node::Node;
 use crate::owed;
 use crate::ownership::{SourceEvent, SourceState};
@@ -54,6 +55,8 @@ pub(super) struct Session {
     pub ready_ms: Option<f64>,
     /// Pages that the destination lacked when the guest had stopped.
     pub pages_at_stop: u64,
+    /// What is used of the processors here.
+    pub cpu: Arc<HostCpu>,
 }
 
 impl Session {
@@ -65,6 +68,8 @@ impl Session {
         mode: Mode,
     ) -> Self {
         let (clock, counted) = (PeerClock::default(), Counted::default());
+        let percent = journal.record().spec.goals.host_cpu_percent;
+        let cpu = Arc::new(HostCpu::new(percent, node.config.vmm.page_workers()));
         Self {
             node,
             journal,
@@ -82,6 +87,7 @@ impl Session {
             watched_ms: 0.0,
             ready_ms: None,
             pages_at_stop: 0,
+            cpu,
         }
     }
 

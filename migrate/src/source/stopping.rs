@@ -39,6 +39,9 @@ impl Stopping {
         session.advance(SourceEvent::Stop)?;
         self.gather(session).await?;
         session.publisher.enter(Phase::Switchover);
+        // From here on the guest waits, and nothing is held back for it.
+        self.pages.book_answers();
+        session.cpu.let_go();
         self.qemu.start(to).await.map_err(SourceError::qemu("send its device state"))?;
         let stops = SourceError::qemu("stop the guest");
         let Halt { at, wall, was_running } = match session.vm().libvirt {

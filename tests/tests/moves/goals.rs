@@ -18,7 +18,7 @@ fn kept(end: &End, goal: &str) -> (f64, f64) {
     let all = end.answer["verdict"].as_array().expect("a verdict");
     let one = all.iter().find(|one| one["goal"] == goal).unwrap_or_else(|| panic!("{all:?}"));
     assert_eq!(one["kept"], true, "{}", end.answer);
-    (number(one, "promised_ms"), number(one, "measured_ms"))
+    (number(one, "promised"), number(one, "measured"))
 }
 
 /// Writes 64 MiB over and over: no rounds shrink that over the link of these tests.
@@ -129,4 +129,85 @@ fn a_pause_that_precopy_cannot_keep_is_kept_by_another_mode() {
     let (promised, measured) = kept(&back, "max-pause");
     assert!(measured > 400.0 && promised > 400.0, "{}", back.answer);
     scene.sound_at(&scene.a).expect("the guest is whole");
+}
+
+/// Holds 512 MiB that it hardly writes.
+fn large() -> Config {
+    let rate = Rate::PagesPerSecond(1_000);
+    Config { working_set_mib: 8, cold_mib: 504, rate, verify: 20_000, ..Config::default() }
+}
+
+/// What was used of the processors, in percent, of each host.
+fn host_cpu(end: &End) -> [f64; 2] {
+    assert_eq!(end.code, 0, "{} {}", end.answer, end.said);
+    ["source", "destination"].map(|host| {
+        let used = &end.answer["host_cpu"][host];
+        assert!(number(used, "cpu_ms") > 0.0, "{}", end.answer);
+        number(used, "percent")
+    })
+}
+
+#[test]
+fn a_share_of_the_processors_is_kept_on_both_hosts_in_the_time_that_was_promised() {
+    need!(ready());
+    let guest = Guest::new(memory_mib(&large()), large()).expect("a QEMU");
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest");
+
+    // Without the goal it is told, too, and remembered.
+    let free = scene.migrate_to("b", &["--mode", "precopy"]).expect("it ends");
+    let most = host_cpu(&free).into_iter().fold(0.0, f64::max);
+    eprintln!("without the goal: {} in {} ms", free.answer["host_cpu"], free.answer["total_ms"]);
+    assert!(most > 6.0, "{}", free.answer);
+    scene.arrived().expect("the guest is whole");
+
+    // Nobody has moved to this node before. What the guest waits for is not held back.
+    let back = ["migrate", NAME, "--to", "a", "--mode", "postcopy", "--host-cpu", "5%"];
+    let back = vmove(&scene.b, &back).expect("it ends");
+    eprintln!("back by post-copy: {} in {} ms", back.answer["host_cpu"], back.answer["total_ms"]);
+    for percent in host_cpu(&back) {
+        assert!(percent <= 6.0, "{}", back.answer);
+    }
+    assert!(number(&back.answer, "downtime_ms") < 1_000.0, "{}", back.answer);
+    scene.sound_at(&scene.a).expect("the guest is whole");
+
+    // What is in the way is named.
+    let hurried = scene.migrate_to("b", &["--host-cpu", "1%", "--within", "4s"]).expect("it ends");
+    assert_eq!(hurried.code, 3, "{} {}", hurried.answer, hurried.said);
+    let why = hurried.error();
+    assert!(why.contains("1 % of the processors") && why.contains("as earlier moves have shown"), "{why}");
+    assert!(why.contains("or --host-cpu "), "{why}");
+
+    let kept_to = scene.migrate_to("b", &["--host-cpu", "5%"]).expect("it ends");
+    eprintln!(
+        "with the goal: {} in {} ms, {}",
+        kept_to.answer["host_cpu"], kept_to.answer["total_ms"], kept_to.said
+    );
+    for percent in host_cpu(&kept_to) {
+        assert!(percent <= 6.0, "{}", kept_to.answer);
+    }
+    let (promised, measured) = kept(&kept_to, "host-cpu");
+    assert!(promised <= 5.0 && measured <= 5.0, "{}", kept_to.answer);
+    let (promised, took) =
+        (number(&kept_to.answer["promise"], "time_ms"), number(&kept_to.answer, "total_ms"));
+    assert!(took < 2.0 * promised && promised < 2.0 * took, "{promised} {took}: {}", kept_to.answer);
+    assert!(number(&kept_to.answer, "downtime_ms") < 1_000.0, "{}", kept_to.answer);
+    scene.arrived().expect("the guest is whole");
+}
+
+#[test]
+fn a_share_of_the_processors_that_there_is_not_is_refused() {
+    need!(ready());
+    let scene = Scene::new().expect("a guest");
+    for bad in ["0%", "101%", "50", "half"] {
+        let end = scene.migrate_to("b", &["--host-cpu", bad]).expect("it ends");
+        assert_eq!(end.code, 2, "{bad}: {} {}", end.answer, end.said);
+        assert!(
+            format!("{} {}", end.answer, end.said).contains("from 1% to 100%"),
+            "{} {}",
+            end.answer,
+            end.said
+        );
+    }
+    scene.unharmed().expect("the guest stays");
 }

@@ -178,7 +178,11 @@ pub async fn check(
         mode: query.mode.unwrap_or_default(),
         bandwidth: query.bandwidth.map(Bandwidth),
         max_downtime_ms: query.max_downtime_ms.unwrap_or(default.max_downtime_ms),
-        goals: Goals { max_pause_ms: query.max_pause_ms, within_ms: query.within_ms },
+        goals: Goals {
+            max_pause_ms: query.max_pause_ms,
+            within_ms: query.within_ms,
+            host_cpu_percent: query.host_cpu_percent,
+        },
         reads_bytes: query.reads_bytes,
         reads_near_bytes_per_s: query.reads_near_bytes_per_s,
         ..default

@@ -8,8 +8,8 @@ use vmove_fabric::{FabricKind, RemoteRegion};
 use vmove_migrate::pending::{PageSet, WirePart, WireSet};
 use vmove_migrate::proto::message::{
     Accepted, BlockInfo, BlockRegions, Complete, Counted, DestinationStand, Disk, Final, Hashes, MovedDisk,
-    Outdated, Prepare, RegionPart, Regions, RoundBegun, RoundDone, Running, SourceStand, ToDestination,
-    ToSource, WireRun,
+    Outdated, Prepare, RegionPart, Regions, RoundBegun, RoundDone, Running, SourceCpu, SourceStand,
+    ToDestination, ToSource, WireRun,
 };
 use vmove_node::clock::ClockOffset;
 use vmove_node::peer::Token;
@@ -97,6 +97,7 @@ pub fn to_destination_seeds() -> Vec<Vec<u8>> {
         ToDestination::Abort("why".to_owned()),
         ToDestination::Hashes(Hashes { block: 0, start: 5, hashes: vec![1, u64::MAX] }),
         ToDestination::HashesEnd,
+        ToDestination::HostCpu(SourceCpu { used_ns: 1 << 40, processors: 2 }),
         ToDestination::Released,
         ToDestination::AllAttached,
         ToDestination::Resume(SourceStand::Committed),

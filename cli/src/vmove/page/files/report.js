@@ -29,10 +29,20 @@ function figures(report) {
     ["Fabric", `${report.fabric}: ${report.fabric_reason}`],
     ["Verified", report.verified === null ? null : report.verified ? "every page is the same on both sides" : "pages differ"],
     ["Recoveries", report.recoveries || null],
-    ...(report.verdict ?? []).map((verdict) => [`Goal ${verdict.goal} ${words.time(verdict.wanted_ms)}`,
-      verdict.kept === null ? "not measured" : `${verdict.kept ? "kept" : "missed"}: ${words.time(verdict.measured_ms)}`]),
+    ["Processors", processors(report.host_cpu)],
+    ...(report.verdict ?? []).map((verdict) => [`Goal ${verdict.goal} ${inUnit(verdict, verdict.wanted)}`,
+      verdict.kept === null ? "not measured" : `${verdict.kept ? "kept" : "missed"}: ${inUnit(verdict, verdict.measured)}`]),
   ]);
   return facts.element;
+}
+
+function inUnit(verdict, value) {
+  return verdict.unit === "percent" ? `${value.toFixed(1)} %` : words.time(value);
+}
+
+function processors(used) {
+  const host = (name, of) => of ? [`${name} ${of.percent.toFixed(1)} % (${words.time(of.cpu_ms)})`] : [];
+  return [...host("source", used?.source), ...host("destination", used?.destination)].join(", ") || null;
 }
 
 function rounds(report) {
