@@ -206,7 +206,9 @@ impl Run {
             return self.ms(self.left);
         }
         let faulted = |ms: f64| (FAULTED_SHARE * writes.after_ms(ms)).min(MOST_FAULTED * ms / 1e3);
-        let (mut least, mut most) = (0.0, self.ms(self.left));
+        // Faults are not held back by the share, but cross the link as everything else.
+        let by_link = if limited { 0.0 } else { self.left / self.unlimited() * 1e3 };
+        let (mut least, mut most) = (by_link, self.ms(self.left).max(by_link));
         while most - least > 1.0 {
             let middle = f64::midpoint(least, most);
             if self.link() * middle / 1e3 + faulted(middle) < self.left {
