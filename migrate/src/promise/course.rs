@@ -125,7 +125,8 @@ pub fn course(mode: Mode, outlook: &Outlook) -> Result<Course, Diverges> {
             run.at_ms += late;
             run.left = run.left.max(outlook.writes.after_ms(late));
             let pays = plan::could_shrink(outlook.writes.bytes_per_s, run.link());
-            if mode == Mode::Precopy || pays {
+            // A round of nothing takes no time that is worth counting.
+            if run.left >= 1.0 && (mode == Mode::Precopy || pays) {
                 run.rounds()?;
             }
         }
