@@ -78,7 +78,8 @@ fn a_share_of_the_processors_takes_time_and_is_named_where_it_is_in_the_way() {
     let told = why(&share(Some(5_000), 5), &MODES, &large);
     assert!(!told.contains("or --host-cpu"), "{told}");
     // The more the guest writes, the less is left of it.
-    let holds_to = |goals: &Goals| super::promise(goals, &[Mode::Precopy], &large, "").unwrap().holds_to_bytes_per_s;
+    let holds_to =
+        |goals: &Goals| super::promise(goals, &[Mode::Precopy], &large, "").unwrap().holds_to_bytes_per_s;
     let (free, held) = (holds_to(&goals(None, Some(60_000))), holds_to(&share(Some(60_000), 5)).unwrap());
     assert!(held < free.unwrap_or(f64::INFINITY), "{held} {free:?}");
 }
