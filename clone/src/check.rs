@@ -1,6 +1,5 @@
 //! What of a guest cannot be forked.
 
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -117,26 +116,20 @@ impl GuestRam {
     ///
     /// # Errors
     /// [`CloneError::Refused`]; [`CloneError::Io`] if a place cannot be looked at.
-    pub fn can_be_template_below(&self, folder: &Path) -> Result<(), CloneError> {
+    pub fn can_be_template_below(&self, vm: &VmRecord, folder: &Path) -> Result<(), CloneError> {
         if self.way == Way::WriteProtected {
             return Ok(());
         }
-        let system =
-            |path: &Path| path.metadata().map(|meta| meta.dev()).map_err(CloneError::io("look at", path));
-        for file in &self.files {
-            if system(file.path())? != system(folder)? {
-                let path = file.path().display();
-                let message = format!(
-                    "expected RAM files on the file system of {}, the node's folder for guest memory, found {path}: start the guest with \
-                     `vmove run`, or with mem-path= in that folder",
-                    folder.display()
-                );
-                return Err(CloneError::Refused(vec![
-                    Blocker::new(BlockerCode::RamPlace, message).about(path.to_string()),
-                ]));
-            }
-        }
-        Ok(())
+        let look = |path: &Path, why| CloneError::io("look at", path)(why);
+        let Some(elsewhere) = vm.ram_elsewhere_than(folder, look)? else { return Ok(()) };
+        let path = elsewhere.display();
+        let message = format!(
+            "expected RAM files on the file system of {}, the node's folder for guest memory, found {path}: start the guest with \
+             `vmove run`, or with mem-path= in that folder",
+            folder.display()
+        );
+        let blocker = Blocker::new(BlockerCode::RamPlace, message).about(path.to_string());
+        Err(CloneError::Refused(vec![blocker]))
     }
 }
 

@@ -6,6 +6,7 @@ use crate::engine::{Engine, EngineError, New, busy};
 use crate::source;
 use crate::visiting::awaits_known_event;
 use vmove_node::peer::{PeerTarget, SessionId};
+use vmove_node::record::VmRecord;
 use vmove_types::choice::{Choice, ReadsFrom};
 use vmove_types::go_home::GoHome;
 use vmove_types::spec::{MigrationSpec, Visit};
@@ -44,7 +45,7 @@ impl Engine {
         if let Some(session) = at_work {
             return Err(EngineError::Busy { vm: vm.to_owned(), session });
         }
-        let no_visit = self.in_the_way_of_a_visit(&record, &spec).err().map(|error| error.to_string());
+        let no_visit = self.why_no_visit(&record, &spec);
         let chosen = source::choose(&self.node, &record, (&to.name, &spec), bytes, no_visit.as_deref()).await;
         let choice =
             chosen.map_err(|error| EngineError::NotWatched { vm: vm.to_owned(), source: Box::new(error) })?;
@@ -58,6 +59,12 @@ impl Engine {
             ReadsFrom::Migrate => MigrationSpec { go_home: GoHome::default(), ..spec },
         };
         Ok((spec, Some(choice)))
+    }
+
+    /// Why a guest could not go for a visit, if the options ask for the fastest way.
+    pub(crate) fn why_no_visit(&self, vm: &VmRecord, spec: &MigrationSpec) -> Option<String> {
+        spec.reads_bytes?;
+        self.in_the_way_of_a_visit(vm, spec).err().map(|error| error.to_string())
     }
 
     /// Starts a migration whose way is settled: by its options, or by `choice`, which is told in its report.

@@ -325,7 +325,7 @@ impl Engine {
     ) -> Result<CheckReport, EngineError> {
         spec.validate().map_err(EngineError::BadSpec)?;
         let record = self.node.vms.get(vm)?;
-        let no_visit = self.in_the_way_of_a_visit(&record, &spec).err().map(|error| error.to_string());
+        let no_visit = self.why_no_visit(&record, &spec);
         let mut report = source::check(Arc::clone(&self.node), record, to, spec, no_visit.as_deref()).await;
         if let Some(id) = busy(&self.lock(), vm, None) {
             report.blockers.push(

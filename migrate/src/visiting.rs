@@ -1,6 +1,5 @@
 //! Requests about visits: a guest goes, comes home, or stays.
 
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -171,20 +170,15 @@ impl Engine {
     /// The way home gives RAM files another name in this node's folder for guest memory.
     fn can_come_home(&self, vm: &VmRecord) -> Result<(), EngineError> {
         let folder = self.node.layout(&vm.name, vm.backing).memory_dir;
-        let device = |path: &Path| {
-            let meta = path.metadata().map_err(|source| EngineError::Io { path: path.to_owned(), source })?;
-            Ok::<_, EngineError>(meta.dev())
-        };
-        for ram in &vm.ram {
-            if device(&ram.path)? != device(&folder)? {
-                return Err(EngineError::BadSpec(format!(
-                    "visit: expected RAM files on the file system of {}, where the guest's memory is to be when it comes home, found {}; migrate it for good",
-                    folder.display(),
-                    ram.path.display()
-                )));
-            }
+        let look = |path: &Path, source| EngineError::Io { path: path.to_owned(), source };
+        match vm.ram_elsewhere_than(&folder, look)? {
+            None => Ok(()),
+            Some(elsewhere) => Err(EngineError::BadSpec(format!(
+                "visit: expected RAM files on the file system of {}, where the guest's memory is to be when it comes home, found {}; migrate it for good",
+                folder.display(),
+                elsewhere.display()
+            ))),
         }
-        Ok(())
     }
 
     /// Removes memory that was to be kept for a session that never began, or that needs none any more: this daemon was killed before it could.

@@ -1,7 +1,9 @@
 //! What a daemon keeps of a VM.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use vmove_types::Backing;
@@ -66,5 +68,24 @@ impl VmRecord {
         let label =
             |(key, value): &(String, String)| Some((key.strip_prefix(LABEL)?.to_owned(), value.clone()));
         self.environment.iter().filter_map(label).collect()
+    }
+
+    /// The first RAM file that is on another file system than `folder`, so that it can have no second name there; `None` if all can.
+    ///
+    /// # Errors
+    /// What `error` makes of the path that cannot be looked at, and the reason.
+    pub fn ram_elsewhere_than<E>(
+        &self,
+        folder: &Path,
+        error: impl Fn(&Path, io::Error) -> E,
+    ) -> Result<Option<&Path>, E> {
+        let system = |path: &Path| path.metadata().map(|meta| meta.dev()).map_err(|why| error(path, why));
+        let wanted = system(folder)?;
+        for ram in &self.ram {
+            if system(&ram.path)? != wanted {
+                return Ok(Some(&ram.path));
+            }
+        }
+        Ok(None)
     }
 }

@@ -185,7 +185,7 @@ impl ForkEngine {
             let ram = GuestRam::open(&record)?;
             // Mounted with the first VM of its kind that the node starts; this one may be another's.
             let folder = MemoryDir::prepare(&layout::memory_dir(&memory, record.backing), record.backing)?;
-            ram.can_be_template_below(folder.path())?;
+            ram.can_be_template_below(&record, folder.path())?;
             Ok::<_, CloneError>(ram)
         };
         let ram = run_blocking(look).await??;

@@ -316,20 +316,21 @@ impl SourceMemory {
 
     /// Hashes some of the memory that there is. Returns how many bytes.
     pub(super) fn hash_some(&self) -> Result<u64, MemoryError> {
-        let mut booking = self.cpu.booking();
+        self.cpu.count(|| self.hash_content())
+    }
+
+    fn hash_content(&self) -> Result<u64, MemoryError> {
         let mut hashed = 0;
         for (block, content) in self.blocks.iter().zip(self.content()?) {
             let page = block.page_size().bytes();
             for index in content.runs().flatten() {
                 if hashed >= HASHED_AT_MOST {
-                    booking.book();
                     return Ok(hashed);
                 }
                 block.mapping.hash(PageIndex(index))?;
                 hashed += page;
             }
         }
-        booking.book();
         Ok(hashed)
     }
 
