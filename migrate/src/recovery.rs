@@ -111,15 +111,17 @@ impl Engine {
         let ids = session_ids(self.node.disk(), &self.node.config.sessions_dir);
         let mut removing = Vec::new();
         for id in &ids {
+            // Before its journal is opened: its task writes to that.
+            if self.lock().contains_key(id) {
+                continue;
+            }
             let path = self.node.destination_journal(*id);
             // What cannot be read was entered before.
             let Ok(Some(journal)) = Journal::<DestinationRecord>::open_begun_on(self.node.disk(), &path)
             else {
                 continue;
             };
-            let known = self.lock().contains_key(id);
             match journal.record().state {
-                _ if known => {}
                 DestinationState::Filling => removing.push(spawn(Arc::clone(self).discard(journal))),
                 // Killed before everything was removed, or something could not be. Not while one that came later holds the VM: what is here may be
                 // its own.

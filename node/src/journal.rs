@@ -66,10 +66,17 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// # Errors
     /// As [`Journal::open`].
     pub fn open_on(disk: &dyn Disk, path: &Path) -> io::Result<Self> {
-        let (record, whole) = last_record(disk, path)?.ok_or_else(|| no_record(path))?;
+        Self::after(disk, path, last_record(disk, path)?.ok_or_else(|| no_record(path))?)
+    }
+
+    /// Goes on after what was read.
+    fn after(disk: &dyn Disk, path: &Path, last: Last<R>) -> io::Result<Self> {
+        let Last { record, whole, torn } = last;
         let mut file = disk.append(path)?;
-        // A torn line must not run into the next one.
-        file.cut(whole)?;
+        // A torn line must not run into the next one. Nothing else is cut: a line that came since this was read is somebody's step.
+        if torn {
+            file.cut(whole)?;
+        }
         Ok(Self::on(path, file, record, whole))
     }
 
@@ -105,7 +112,7 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// # Errors
     /// As [`Journal::open`].
     pub fn read_on(disk: &dyn Disk, path: &Path) -> io::Result<R> {
-        last_record(disk, path)?.map(|(record, _)| record).ok_or_else(|| no_record(path))
+        last_record(disk, path)?.map(|last| last.record).ok_or_else(|| no_record(path))
     }
 
     /// As [`Journal::read`]; nothing if there is no file, or no whole line in it: then the first step was not taken.
@@ -122,7 +129,7 @@ impl<R: Serialize + DeserializeOwned + Clone> Journal<R> {
     /// As [`Journal::open`].
     pub fn read_begun_on(disk: &dyn Disk, path: &Path) -> io::Result<Option<R>> {
         match last_record(disk, path) {
-            Ok(found) => Ok(found.map(|(record, _)| record)),
+            Ok(found) => Ok(found.map(|last| last.record)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
@@ -269,15 +276,25 @@ fn readable<R: DeserializeOwned>(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// The last whole line, and the length up to its end in bytes; nothing if there is no whole line.
-fn last_record<R: DeserializeOwned>(disk: &dyn Disk, path: &Path) -> io::Result<Option<(R, u64)>> {
+/// What a journal holds.
+struct Last<R> {
+    /// Of the last whole line.
+    record: R,
+    /// The length up to the end of that line, in bytes.
+    whole: u64,
+    /// A part of another line follows.
+    torn: bool,
+}
+
+/// Nothing if there is no whole line.
+fn last_record<R: DeserializeOwned>(disk: &dyn Disk, path: &Path) -> io::Result<Option<Last<R>>> {
     let bytes = disk.read(path)?;
     let whole = bytes.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1);
     let Some(last) = bytes[..whole].split(|b| *b == b'\n').rfind(|line| !line.is_empty()) else {
         return Ok(None);
     };
     match serde_json::from_slice(last) {
-        Ok(record) => Ok(Some((record, whole as u64))),
+        Ok(record) => Ok(Some(Last { record, whole: whole as u64, torn: whole < bytes.len() })),
         Err(_) => Err(no_record(path)),
     }
 }
@@ -310,6 +327,17 @@ mod tests {
             journal.update(|r| *r = 4444).unwrap();
             assert_eq!(*Journal::<u64>::open(&path).unwrap().record(), 4444, "after a cut at {cut}");
         }
+    }
+
+    #[test]
+    fn a_line_that_comes_while_a_journal_is_opened_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("j");
+        let mut journal = Journal::create(&path, 1u64).unwrap();
+        let last = last_record(&KernelDisk, &path).unwrap().unwrap();
+        journal.update(|r| *r = 22).unwrap();
+        drop(Journal::<u64>::after(&KernelDisk, &path, last).unwrap());
+        assert_eq!(Journal::<u64>::read(&path).unwrap(), 22);
     }
 
     #[test]
