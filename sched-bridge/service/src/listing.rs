@@ -9,7 +9,7 @@ use sched_bridge::model::{NodeName, VmName};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::bridge::Bridge;
+use crate::bridge::{Bridge, Known};
 use crate::driver::{Reach, VmDriver};
 
 /// A node that does not answer is asked after so many intervals again: it takes little from those that do.
@@ -135,7 +135,7 @@ async fn keep_listing(
     interval: Duration,
 ) {
     // What was known to run before the last list was asked for, and that list.
-    let mut before: Option<(BTreeSet<String>, BTreeSet<String>)> = None;
+    let mut before: Option<(Known, BTreeSet<String>)> = None;
     let mut pause = Duration::ZERO;
     let hint = listings.hint_of(&node);
     loop {
@@ -159,18 +159,20 @@ async fn keep_listing(
         let listed: BTreeSet<String> =
             listed.into_iter().filter(|(_, vm)| !vm.ended).map(|(name, _)| name).collect();
         listings.set(&node, Some(Ok(listed.clone())));
-        if !known.is_subset(&listed) {
+        if !known.keys().all(|vm| listed.contains(vm)) {
             pause = interval.min(CONFIRM_AFTER);
         }
         // A VM has ended if two lists in a row lack it: a daemon that has just started may not know all its VMs yet.
         let (mut known_before, mut either) = before.as_ref().map_or_else(
-            || (BTreeSet::new(), listed.clone()),
+            || (Known::new(), listed.clone()),
             |(known, last)| (known.clone(), last.union(&listed).cloned().collect()),
         );
         // Of one that its own daemon has said to have ended, one list is enough.
-        for vm in told.into_iter().filter(|vm| known.contains(vm) && !listed.contains(vm)) {
-            either.remove(&vm);
-            known_before.insert(vm);
+        for vm in told.into_iter().filter(|vm| !listed.contains(vm)) {
+            if let Some(granted) = known.get(&vm) {
+                either.remove(&vm);
+                known_before.insert(vm, granted.clone());
+            }
         }
         before = Some((known, listed));
         match bridge.vms_listed(&node, &either, &known_before).await {

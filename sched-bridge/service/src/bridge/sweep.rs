@@ -7,7 +7,7 @@
 //! because it could not have seen a heartbeat; a bridge that has just started begins at zero. A lease is ended by compare and swap on
 //! the revision of its last heartbeat: of a heartbeat and an end at the same moment, exactly one succeeds.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use vmove_bridge_types::requests::LeaseInfo;
 use super::transactions::{end_lease, update_lease};
 use super::{Attempt, Bridge, BridgeError, LeaseEntry};
 use crate::account::End;
+use crate::clock::Stamp;
 use crate::lease::{Lease, LeaseId, Part};
 use crate::metrics;
 use crate::store::{Committed, Revision};
@@ -131,15 +132,18 @@ impl Bridge {
     ///
     /// # Errors
     /// The store does not answer.
-    pub fn vms_running_on(&self, node: &NodeName) -> Result<BTreeSet<String>, BridgeError> {
+    pub fn vms_running_on(&self, node: &NodeName) -> Result<Known, BridgeError> {
         let view = self.view()?;
-        let held = view.leases().values().flat_map(|entry| &entry.lease.held);
-        let here = held.filter(|held| held.seen && held.assignment.node == *node);
-        Ok(here.map(|held| held.assignment.vm.to_string()).collect())
+        let of_lease = |lease: &Arc<Lease>| {
+            let here = lease.held.iter().filter(|held| held.seen && held.assignment.node == *node);
+            here.map(|held| (held.assignment.vm.to_string(), lease.granted.clone())).collect::<Vec<_>>()
+        };
+        Ok(view.leases().values().flat_map(|entry| of_lease(&entry.lease)).collect())
     }
 
     /// Takes note of the VMs that a node's daemon lists. One of `known`, the VMs that were known to run there before the list was asked
     /// for, that is not listed has ended: its resources are released, and the lease ends with its last VM. Returns the VMs that have ended.
+    /// A VM of the same name that a later lease has started meanwhile is another one.
     ///
     /// # Errors
     /// The store does not answer.
@@ -148,7 +152,7 @@ impl Bridge {
         &self,
         node: &NodeName,
         listed: &BTreeSet<String>,
-        known: &BTreeSet<String>,
+        known: &Known,
     ) -> Result<Vec<VmName>, BridgeError> {
         let view = self.view()?;
         let mut ended = Vec::new();
@@ -166,7 +170,7 @@ impl Bridge {
         id: &LeaseId,
         node: &NodeName,
         listed: &BTreeSet<String>,
-        known: &BTreeSet<String>,
+        known: &Known,
     ) -> Result<Vec<VmName>, BridgeError> {
         let (ended, lease_ended) = self
             .change(|view| {
@@ -194,13 +198,16 @@ impl Bridge {
     }
 }
 
+/// VMs of a node, each with the time at which its lease was granted.
+pub type Known = BTreeMap<String, Stamp>;
+
 /// A lease after a listing of a node's VMs, and the VMs that have ended. None if nothing changes. A VM that is being moved is left
 /// alone: it is on one of two nodes.
 fn after_listing(
     lease: &Lease,
     node: &NodeName,
     listed: &BTreeSet<String>,
-    known: &BTreeSet<String>,
+    known: &Known,
 ) -> Option<(Lease, Vec<VmName>)> {
     if !lease.held.iter().any(|held| held.assignment.node == *node) {
         return None;
@@ -219,7 +226,7 @@ fn after_listing(
             return true;
         }
         let is_listed = listed.contains(vm.as_str());
-        if held.seen && !is_listed && known.contains(vm.as_str()) {
+        if held.seen && !is_listed && known.get(vm.as_str()) == Some(&lease.granted) {
             ended.push(vm.clone());
             return false;
         }

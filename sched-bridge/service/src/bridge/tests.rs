@@ -11,7 +11,7 @@ use test_servers::EtcdServer;
 use tokio::sync::mpsc;
 use vmove_skip::need;
 
-use super::{Arrival, Bridge, BridgeError, State};
+use super::{Arrival, Bridge, BridgeError, Known, State};
 use crate::account::{End, Record};
 use crate::clock::{Clock, SystemClock};
 use crate::lease::Part;
@@ -148,7 +148,7 @@ async fn a_move_holds_both_places_and_settles_on_one() {
     }
     bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
     let to = one_gpu("a-0", "n2", 0);
-    bridge.vms_listed(&name("n1"), &BTreeSet::from(["a-0".to_owned()]), &BTreeSet::new()).await.unwrap();
+    bridge.vms_listed(&name("n1"), &see(&["a-0"]), &Known::new()).await.unwrap();
     bridge.reserve_move(&to).await.unwrap();
     bridge.reserve_move(&to).await.unwrap();
     assert!(bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 0)])).await.is_err(), "its home is held");
@@ -157,11 +157,11 @@ async fn a_move_holds_both_places_and_settles_on_one() {
     let refused = bridge.release(&id("a")).await.unwrap_err();
     assert!(refused.to_string().contains("VM a-0 is being moved to n2"), "{refused}");
     // On the move, it is missed nowhere.
-    let known = BTreeSet::from(["a-0".to_owned()]);
+    let known = known_of(&bridge, "a", &["a-0"]);
     assert!(bridge.vms_listed(&name("n1"), &BTreeSet::new(), &known).await.unwrap().is_empty());
     bridge.settle_move(&to.vm, &to.node, Arrival::Arrived).await.unwrap();
     // A list of the new node's VMs that is older than the move ends nothing.
-    assert!(bridge.vms_listed(&name("n2"), &BTreeSet::new(), &BTreeSet::new()).await.unwrap().is_empty());
+    assert!(bridge.vms_listed(&name("n2"), &BTreeSet::new(), &Known::new()).await.unwrap().is_empty());
     let view = bridge.view().unwrap();
     let held = &view.lease(&id("a")).unwrap().lease.held;
     assert_eq!((held.len(), held[0].part, held[0].assignment.node.as_str()), (1, Part::Home, "n2"));
@@ -174,20 +174,54 @@ async fn a_move_holds_both_places_and_settles_on_one() {
     bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
 }
 
+fn see(vms: &[&str]) -> BTreeSet<String> {
+    vms.iter().map(|vm| (*vm).to_owned()).collect()
+}
+
+/// These VMs, as those of a lease that are known to run.
+fn known_of(bridge: &Bridge, lease: &str, vms: &[&str]) -> Known {
+    let granted = bridge.view().unwrap().lease(&id(lease)).unwrap().lease.granted.clone();
+    vms.iter().map(|vm| ((*vm).to_owned(), granted.clone())).collect()
+}
+
+/// A list that was asked for when the VMs of the lease before had ended, and is looked at when those of the next one run.
+#[tokio::test]
+async fn the_end_of_a_vm_is_not_that_of_one_of_its_name_in_a_later_lease() {
+    let bridge = TestBridge::empty().await;
+    bridge.put_nodes(&["n1"], 2).await;
+    let (n1, vm) = (name("n1"), VmName::new("a-0").unwrap());
+    let again = async || {
+        bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
+        bridge.mark_running(&id("a"), &[(vm.clone(), n1.clone())], true).await.unwrap();
+    };
+    again().await;
+    let known = bridge.vms_running_on(&n1).unwrap();
+    bridge.release(&id("a")).await.unwrap();
+    bridge.manual_clock.pass(100);
+    again().await;
+    assert!(bridge.vms_listed(&n1, &see(&[]), &known).await.unwrap().is_empty());
+    let known = bridge.vms_running_on(&n1).unwrap();
+    assert_eq!(bridge.vms_listed(&n1, &see(&[]), &known).await.unwrap(), [vm.clone()]);
+}
+
 #[tokio::test]
 async fn the_end_of_a_vm_gives_back_what_it_had() {
     let bridge = TestBridge::empty().await;
     bridge.put_nodes(&["n1"], 2).await;
     bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0), one_gpu("a-1", "n1", 1)])).await.unwrap();
-    let see = |vms: &[&str]| vms.iter().map(|vm| (*vm).to_owned()).collect::<BTreeSet<String>>();
     let n1 = name("n1");
-    assert!(bridge.vms_listed(&n1, &see(&[]), &see(&["a-0"])).await.unwrap().is_empty(), "not started yet");
-    assert!(bridge.vms_listed(&n1, &see(&["a-0", "a-1", "stranger"]), &see(&[])).await.unwrap().is_empty());
-    assert!(bridge.vms_listed(&n1, &see(&["a-1"]), &see(&["a-1"])).await.unwrap().is_empty(), "an old list");
-    let gone = bridge.vms_listed(&n1, &see(&["a-1"]), &see(&["a-0", "a-1"])).await.unwrap();
+    let known = |vms: &[&str]| known_of(&bridge, "a", vms);
+    assert!(bridge.vms_listed(&n1, &see(&[]), &known(&["a-0"])).await.unwrap().is_empty(), "not started yet");
+    let all = see(&["a-0", "a-1", "stranger"]);
+    assert!(bridge.vms_listed(&n1, &all, &Known::new()).await.unwrap().is_empty());
+    assert!(
+        bridge.vms_listed(&n1, &see(&["a-1"]), &known(&["a-1"])).await.unwrap().is_empty(),
+        "an old list"
+    );
+    let gone = bridge.vms_listed(&n1, &see(&["a-1"]), &known(&["a-0", "a-1"])).await.unwrap();
     assert_eq!(gone, [VmName::new("a-0").unwrap()]);
     bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
-    bridge.vms_listed(&n1, &see(&["b-0"]), &see(&["a-1"])).await.unwrap();
+    bridge.vms_listed(&n1, &see(&["b-0"]), &known(&["a-1"])).await.unwrap();
     bridge.view().unwrap().lease(&id("a")).unwrap_err();
     assert_eq!(records(&bridge).await[0].end, End::VmsEnded);
 }
