@@ -321,6 +321,8 @@ fn tracking(memory: &MemoryDir, mib: u64) -> Result {
         let (arm, tracker) = timed(|| DirtyTracker::arm(&s.process, &[s.mapping], precision));
         let mut tracker = tracker?;
         let idle = tracker.scan_and_rearm(0, |_| {})?;
+        let held = s.file.data_extents()?;
+        let stopped = tracker.scan_stopped(0, &held, |_| {})?;
         s.target.ask("w4096")?;
         let one = tracker.scan_and_rearm(0, |_| {})?;
         let first = s.target.ask("W")?;
@@ -333,6 +335,7 @@ fn tracking(memory: &MemoryDir, mib: u64) -> Result {
         println!("--- tracking {mib} MiB of thp by {precision:?}; times per GiB ---");
         println!("arm (with attach):              {:?}", per_gib(arm, mib));
         println!("scan, nothing written:          {:?}", per_gib(idle.took, mib));
+        println!("the same of a stopped guest:    {:?}", per_gib(stopped.took, mib));
         println!("scan, one write:                {:?}, {} pages", per_gib(one.took, mib), one.pages);
         println!("scan, all written:              {:?}, {} pages", per_gib(all.took, mib), all.pages);
         println!("guest writes a page, untracked: {:?}", untracked / pages);

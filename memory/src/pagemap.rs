@@ -47,6 +47,12 @@ impl Pagemap {
         Ok(Self { file, pid: process.pid(), regions: vec![PageRegion::default(); REGIONS] })
     }
 
+    /// The same for another thread.
+    pub(crate) fn another(&self) -> Result<Self> {
+        let file = self.file.try_clone().map_err(|source| self.error(source))?;
+        Ok(Self { file, pid: self.pid, regions: vec![PageRegion::default(); REGIONS] })
+    }
+
     /// True if the kernel knows `PAGEMAP_SCAN`.
     pub(crate) fn can_scan(&mut self) -> bool {
         // An empty range is scanned at once, and is an error only for kernels that do not know the request.
@@ -70,6 +76,17 @@ impl Pagemap {
             ..ScanArg::default()
         };
         steps(hva, len, step).try_for_each(|(hva, len)| self.scan(arg, hva, len, &mut tell))
+    }
+
+    /// Tells of the regions written since they were last write-protected.
+    pub(crate) fn written(&mut self, hva: Hva, len: ByteLen, tell: impl FnMut(Hva, ByteLen)) -> Result<()> {
+        let arg = ScanArg {
+            flags: PM_SCAN_CHECK_WPASYNC,
+            category_mask: PAGE_IS_WRITTEN,
+            return_mask: PAGE_IS_WRITTEN,
+            ..ScanArg::default()
+        };
+        self.scan(arg, hva, len, tell)
     }
 
     /// Write-protects everything, present or not. `step` as above.

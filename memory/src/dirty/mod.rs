@@ -2,6 +2,7 @@
 
 mod holes;
 mod orphans;
+mod stopped;
 mod tracker;
 
 #[cfg(test)]

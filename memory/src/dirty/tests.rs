@@ -188,6 +188,33 @@ fn memory_that_comes_to_be_is_told_of_and_holes_cost_no_page_tables() {
 }
 
 #[test]
+fn of_a_stopped_guest_each_written_page_is_told_of_by_whichever_thread_finds_it() {
+    // Enough for three threads, where there are so many processors.
+    const MIB: u64 = 800;
+    thp(MIB, |dir| {
+        let mut guest = full_guest(dir, MIB);
+        let mut tracker = DirtyTracker::arm(&guest.process, &guest.mappings, Precision::Page).expect("arm");
+        let held = guest.files[0].data_extents().expect("extents");
+        let stopped = |tracker: &mut DirtyTracker| {
+            let mut pages: Vec<u64> = Vec::new();
+            let stats = tracker.scan_stopped(0, &held, |run| pages.extend(run.pages().map(|p| p.0)));
+            assert_eq!(stats.expect("scan").pages, pages.len() as u64);
+            pages
+        };
+        assert_eq!(stopped(&mut tracker), [0; 0], "nothing was written since");
+        let end = guest.files[0].pages() - 1;
+        let written: Vec<u64> = (0..=20).map(|twentieth| end * twentieth / 20).collect();
+        for page in &written {
+            guest.writes(page * 4096, 1);
+        }
+        assert_eq!(stopped(&mut tracker), written, "once, and in order");
+        assert_eq!(stopped(&mut tracker), written, "nothing is protected again");
+        assert_eq!(scan(&mut tracker, 0), set(written));
+        assert_eq!(stopped(&mut tracker), [0; 0], "now it is");
+    });
+}
+
+#[test]
 fn a_range_has_one_watcher() {
     thp(4, |dir| {
         let guest = full_guest(dir, 4);

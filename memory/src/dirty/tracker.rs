@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::stopped::{self, Part};
 use crate::attach::{Keep, create_uffd};
 use crate::error::Result;
 use crate::pagemap::Pagemap;
@@ -154,6 +155,34 @@ impl DirtyTracker {
         self.scan(file_index, Some(held), dirty)
     }
 
+    /// As [`Self::scan_held`], of a guest that is stopped and waits for this. Several threads share the work, and nothing is protected
+    /// again: what is told of here is told of again by a later scan.
+    ///
+    /// # Errors
+    /// Those of [`Self::scan_and_rearm`].
+    pub fn scan_stopped(
+        &mut self,
+        file_index: usize,
+        held: &[ByteRange],
+        mut dirty: impl FnMut(PageRun),
+    ) -> Result<ScanStats> {
+        let begin = Instant::now();
+        let mut stats = ScanStats::default();
+        let mut all = Vec::new();
+        for (index, mapping) in self.mappings.iter().enumerate().filter(|(_, m)| m.file_index == file_index) {
+            all.extend(parts(mapping, Some(held)).into_iter().map(|(hva, len)| Part { index, hva, len }));
+        }
+        let written = stopped::scan(&mut self.pagemap, &all)?;
+        stats.took = begin.elapsed();
+        for Part { index, hva, len } in written {
+            let run = pages_of(&self.mappings[index], hva, len);
+            stats.pages += run.len;
+            stats.runs += 1;
+            dirty(run);
+        }
+        Ok(stats)
+    }
+
     fn scan(
         &mut self,
         file_index: usize,
@@ -166,8 +195,7 @@ impl DirtyTracker {
         for (index, mapping) in self.mappings.iter().enumerate().filter(|(_, m)| m.file_index == file_index) {
             let mut tell = |hva: Hva, len: ByteLen| {
                 let callback = Instant::now();
-                let start = FileOffset(mapping.file_offset.0 + (hva.0 - mapping.hva.0));
-                let run = mapping.page_size.run_of(ByteRange::new(start, len));
+                let run = pages_of(mapping, hva, len);
                 stats.pages += run.len;
                 stats.runs += 1;
                 dirty(run);
@@ -177,7 +205,17 @@ impl DirtyTracker {
                 let (of_this, others) = self.maybe_huge.drain(..).partition(|(of, ..)| *of == index);
                 self.maybe_huge = others;
                 for (hva, len) in huge_regions(&mut self.pagemap, mapping, of_this)? {
-                    self.pagemap.written_and_protect(hva, len, step(mapping, Precision::Page), &mut tell)?;
+                    // Asked first: one request for all of it costs little beside one for each MiB.
+                    let mut written = Vec::new();
+                    self.pagemap.written(hva, len, |hva, len| written.push((hva, len)))?;
+                    for (hva, len) in written {
+                        self.pagemap.written_and_protect(
+                            hva,
+                            len,
+                            step(mapping, Precision::Page),
+                            &mut tell,
+                        )?;
+                    }
                     // What was not written is still huge.
                     fresh.push((index, hva, len));
                 }
@@ -213,6 +251,12 @@ fn parts(mapping: &QemuMapping, held: Option<&[ByteRange]>) -> Vec<(Hva, ByteLen
     let Some(held) = held else { return vec![(mapping.hva, mapping.len)] };
     let shown = held.iter().filter_map(|part| part.intersection(mapping.file_range()));
     shown.filter_map(|part| Some((mapping.to_hva(part.start)?, part.len))).collect()
+}
+
+/// Pages of the file that a part of a mapping shows.
+fn pages_of(mapping: &QemuMapping, hva: Hva, len: ByteLen) -> PageRun {
+    let start = FileOffset(mapping.file_offset.0 + (hva.0 - mapping.hva.0));
+    mapping.page_size.run_of(ByteRange::new(start, len))
 }
 
 /// 2 MiB mappings of tmpfs memory in some parts of it.

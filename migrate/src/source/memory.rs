@@ -19,7 +19,7 @@ use vmove_node::blocking::spawn_blocking;
 
 use crate::pending::{PageSet, WireSet};
 use crate::proto::message::{BlockInfo, PART_BYTES, WireRun};
-use crate::vmm::{GuestWrites, MappedFile, Vmm, WriteTracker};
+use crate::vmm::{During, GuestWrites, MappedFile, Vmm, WriteTracker};
 use vmove_node::peer::SessionId;
 use vmove_node::record::VmRecord;
 use vmove_types::problem::chain;
@@ -208,10 +208,15 @@ impl SourceMemory {
     /// Adds what was written since the last scan to what is pending, and re-arms. Bytes read after this are as new as the scan; bytes
     /// read before it may be old (hazard: read before re-arm). Without a tracker everything is pending.
     pub(super) fn scan(&self) -> Result<Scan, MemoryError> {
-        self.cpu.count(|| self.find_written())
+        self.cpu.count(|| self.find_written(During::Rounds))
     }
 
-    fn find_written(&self) -> Result<Scan, MemoryError> {
+    /// As [`SourceMemory::scan`], of a guest that is stopped and waits for this.
+    pub(super) fn scan_stopped(&self) -> Result<Scan, MemoryError> {
+        self.find_written(During::Pause)
+    }
+
+    fn find_written(&self, during: During) -> Result<Scan, MemoryError> {
         let begun = Instant::now();
         let mut guard = self.lock();
         let writes = &mut *guard;
@@ -229,7 +234,7 @@ impl SourceMemory {
                 pending.insert(run.start.0..run.end().0);
                 seen.insert(run.start.0..run.end().0);
             };
-            tracker.scan(index, &block.file, &mut add)?;
+            tracker.scan(during, index, &block.file, &mut add)?;
             scan.dirty_pages += dirty;
         }
         scan.pending_pages = writes.pending.iter().map(PageSet::count).sum();

@@ -55,7 +55,7 @@ impl Stopping {
         session.member.iter().for_each(|member| member.stopped(at));
         pause.step("drain");
         let memory = Arc::clone(&self.pages.memory);
-        let scanning = while_alive(&mut self.control, spawn_blocking(move || memory.scan()));
+        let scanning = while_alive(&mut self.control, spawn_blocking(move || memory.scan_stopped()));
         let (scanned, finished) = tokio::join!(scanning, finish_disks(session, &*self.qemu));
         finished?;
         if let Some(copies) = &session.copies {

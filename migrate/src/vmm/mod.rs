@@ -336,14 +336,25 @@ pub struct MappedFile<'a> {
     pub mapping: &'a Arc<vmove_memory::Mapping>,
 }
 
+/// What the guest does during a scan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum During {
+    /// It runs.
+    Rounds,
+    /// It is stopped, and waits for the scan.
+    Pause,
+}
+
 /// Follows a guest's writes until it is dropped.
 pub trait WriteTracker: Send + Sync + fmt::Debug {
-    /// Tells of the pages of the file of this number that were written, or given back to the host, since the last scan.
+    /// Tells of the pages of the file of this number that were written, or given back to the host, since the last scan. What is told of in
+    /// the pause may be told of again by a later scan.
     ///
     /// # Errors
     /// [`MemoryError`].
     fn scan(
         &mut self,
+        during: During,
         index: usize,
         file: &RamFile,
         dirty: &mut dyn FnMut(PageRun),

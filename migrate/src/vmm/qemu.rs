@@ -33,7 +33,7 @@ use super::alive::lives;
 use super::announcing::Announcing;
 use super::libvirt::{Arriving, LeavingDomain, OfLibvirt};
 use super::{
-    ArrivingMonitor, Attached, DeviceMonitor, FaultsError, GuestWrites, Halt, InGuestError, Leaving,
+    ArrivingMonitor, Attached, DeviceMonitor, During, FaultsError, GuestWrites, Halt, InGuestError, Leaving,
     LeavingMonitor, MappedFile, NotReady, QemuHandle, Ran, TakeHomeError, TakenFaults, Tap, TapsError, Vmm,
     WriteTracker, stand_in,
 };
@@ -470,7 +470,13 @@ impl GuestWrites for QemuHasEnded {
 struct NothingIsWritten;
 
 impl WriteTracker for NothingIsWritten {
-    fn scan(&mut self, _: usize, _: &RamFile, _: &mut dyn FnMut(PageRun)) -> Result<(), MemoryError> {
+    fn scan(
+        &mut self,
+        _: During,
+        _: usize,
+        _: &RamFile,
+        _: &mut dyn FnMut(PageRun),
+    ) -> Result<(), MemoryError> {
         Ok(())
     }
 
@@ -502,12 +508,16 @@ struct Followed {
 impl WriteTracker for Followed {
     fn scan(
         &mut self,
+        during: During,
         index: usize,
         file: &RamFile,
         dirty: &mut dyn FnMut(PageRun),
     ) -> Result<(), MemoryError> {
         let held = file.data_extents()?;
-        self.tracker.scan_held(index, &held, &mut *dirty)?;
+        match during {
+            During::Rounds => self.tracker.scan_held(index, &held, &mut *dirty)?,
+            During::Pause => self.tracker.scan_stopped(index, &held, &mut *dirty)?,
+        };
         // Memory given back to the host (balloon) changes without a write that is sure to be reported.
         let dropped = self.holes[index].look_among(&held)?;
         for range in dropped.holes.into_iter().chain(dropped.replaced) {

@@ -14,8 +14,8 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 use vmove_memory::{ByteLen, MemoryError, PageIndex, PageRun, PageTable, RamFile};
 use vmove_migrate::vmm::{
-    ArrivingMonitor, Attached, FaultsError, GuestWrites, Halt, Leaving, LeavingMonitor, MappedFile, NotReady,
-    PageWorkers, QemuHandle, TakenFaults, Vmm, WriteTracker,
+    ArrivingMonitor, Attached, During, FaultsError, GuestWrites, Halt, Leaving, LeavingMonitor, MappedFile,
+    NotReady, PageWorkers, QemuHandle, TakenFaults, Vmm, WriteTracker,
 };
 use vmove_node::peer::BoxedStream;
 use vmove_node::record::VmRecord;
@@ -410,7 +410,13 @@ struct Tracker {
 }
 
 impl WriteTracker for Tracker {
-    fn scan(&mut self, _: usize, _: &RamFile, dirty: &mut dyn FnMut(PageRun)) -> Result<(), MemoryError> {
+    fn scan(
+        &mut self,
+        _: During,
+        _: usize,
+        _: &RamFile,
+        dirty: &mut dyn FnMut(PageRun),
+    ) -> Result<(), MemoryError> {
         let written = self.qemu.look(|machine| machine.take_written(self.tracker));
         for (page, written) in (0..).zip(written.ok_or_else(|| ended(self.qemu.pid))?) {
             if written {
