@@ -113,7 +113,8 @@ NEVER_SKIPPED=(killed kills python slurm)
 # Of the moves: those that name a QEMU themselves, and those about the kernel's memory, our own threads, decisions, clocks and interfaces.
 SAME_ON_ALL_QEMUS=(auto:: client:: doctor:: events:: goals:: going_home:: guest:: history:: monitoring:: old_kernel:: pinned:: remote::
     reports:: setup_tls:: slow_link:: slurm:: terminal:: watching:: before_linux daemons_give_way on_qemu_ one_gib what_crossed
-    what_is_unchanged a_visit_of_a_large_guest wherever_a_daemon_is_killed)
+    what_is_unchanged a_visit_of_a_large_guest wherever_a_daemon_is_killed a_visit_outlives on_its_visit_is_heard_of ends_on_its_visit
+    what_is_no_visit where_it_is_to_read)
 
 test_e2e() {
     local moving waiting others failed=0
