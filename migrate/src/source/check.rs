@@ -12,6 +12,7 @@ use super::promised::{goal_blocker, look_ahead};
 use crate::devices::{own_state, way};
 use crate::node::Node;
 use crate::proto::message::{ToDestination, ToSource};
+use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::{Channel, Hello, LinkKind, PROTOCOL_VERSION, PeerTarget, SessionId, Token};
 use vmove_node::record::VmRecord;
 use vmove_types::check::{Blocker, BlockerCode, CheckReport};
@@ -106,8 +107,11 @@ async fn look(
     {
         return Err(private);
     }
-    let infos =
-        SourceMemory::open(vmm, vm).and_then(|m| m.infos()).map_err(blocker(BlockerCode::RamNotShared))?;
+    // The kernel may take long to say which huge pages there are.
+    let (found_by, of) = (Arc::clone(&node.config.vmm), vm.clone());
+    let infos = spawn_blocking(move || SourceMemory::open(&*found_by, &of).and_then(|memory| memory.infos()));
+    let infos = infos.await.map_err(blocker(BlockerCode::RamNotShared))?;
+    let infos = infos.map_err(blocker(BlockerCode::RamNotShared))?;
     let hello = Hello {
         version: PROTOCOL_VERSION,
         kind: LinkKind::Control,

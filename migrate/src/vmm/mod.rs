@@ -10,6 +10,7 @@ mod libvirt;
 mod qemu;
 mod qemu_disks;
 mod stand_in;
+mod writes;
 
 use std::ffi::OsString;
 use std::fmt;

@@ -10,9 +10,8 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 use tokio::task::AbortHandle;
 use vmove_memory::{
-    ByteLen, DirtyTracker, FaultContext, HoleWatch, Keep, MemoryDir, MemoryError, PageRun, Precision,
-    Process, QemuMapping, RamFile, UffdFeatures, create_uffd, discard_in_qemu, find_mappings,
-    is_shared_whole, reopen_uffd, touched_in_qemu,
+    ByteLen, DirtyTracker, FaultContext, Keep, MemoryDir, MemoryError, Process, RamFile, UffdFeatures,
+    create_uffd, discard_in_qemu, find_mappings, is_shared_whole, reopen_uffd, touched_in_qemu,
 };
 use vmove_qmp::agent::ExecRequest;
 use vmove_qmp::cmdline::with_devices;
@@ -32,10 +31,10 @@ use vmove_types::vm::Running;
 use super::alive::lives;
 use super::announcing::Announcing;
 use super::libvirt::{Arriving, LeavingDomain, OfLibvirt};
+use super::writes::{InQemu, QemuHasEnded};
 use super::{
-    ArrivingMonitor, Attached, DeviceMonitor, During, FaultsError, GuestWrites, Halt, InGuestError, Leaving,
-    LeavingMonitor, MappedFile, NotReady, QemuHandle, Ran, TakeHomeError, TakenFaults, Tap, TapsError, Vmm,
-    WriteTracker, stand_in,
+    ArrivingMonitor, Attached, DeviceMonitor, FaultsError, GuestWrites, Halt, InGuestError, Leaving,
+    LeavingMonitor, NotReady, QemuHandle, Ran, TakeHomeError, TakenFaults, Tap, TapsError, Vmm, stand_in,
 };
 use crate::kept_memory::is_kept;
 use vmove_node::domains::Domains;
@@ -445,89 +444,6 @@ impl Leaving for SwitchOver {
         // Ends the stream to the destination, so that QEMU does not wait for it.
         self.set_relay(None);
         self.source.cancel(deadline).await.map(drop)
-    }
-}
-
-/// The guest's memory, as QEMU maps it.
-#[derive(Debug)]
-struct InQemu {
-    process: Process,
-    mappings: Vec<QemuMapping>,
-}
-
-/// The guest has left, and its QEMU has ended.
-#[derive(Debug)]
-struct QemuHasEnded;
-
-impl GuestWrites for QemuHasEnded {
-    fn follow(&self, _: &[MappedFile<'_>]) -> Result<Box<dyn WriteTracker>, MemoryError> {
-        Ok(Box::new(NothingIsWritten))
-    }
-}
-
-/// Of a guest that does not run here.
-#[derive(Debug)]
-struct NothingIsWritten;
-
-impl WriteTracker for NothingIsWritten {
-    fn scan(
-        &mut self,
-        _: During,
-        _: usize,
-        _: &RamFile,
-        _: &mut dyn FnMut(PageRun),
-    ) -> Result<(), MemoryError> {
-        Ok(())
-    }
-
-    fn end(self: Box<Self>) -> Result<(), MemoryError> {
-        Ok(())
-    }
-}
-
-impl GuestWrites for InQemu {
-    fn follow(&self, mapped: &[MappedFile<'_>]) -> Result<Box<dyn WriteTracker>, MemoryError> {
-        // Hole watch first: a hole made after this is found, whichever way.
-        let holes =
-            mapped.iter().map(|m| HoleWatch::new(m.file, m.mapping)).collect::<Result<Vec<_>, _>>()?;
-        // What comes to have memory after this was never protected, and is told of.
-        let held = mapped.iter().map(|m| m.file.data_extents()).collect::<Result<Vec<_>, _>>()?;
-        let held = |index: usize| held.get(index).cloned();
-        let tracker = DirtyTracker::arm_where(&self.process, &self.mappings, Precision::Page, held)?;
-        Ok(Box::new(Followed { tracker, holes }))
-    }
-}
-
-/// Writes that the kernel notes, and memory that the guest gives back.
-#[derive(Debug)]
-struct Followed {
-    tracker: DirtyTracker,
-    holes: Vec<HoleWatch>,
-}
-
-impl WriteTracker for Followed {
-    fn scan(
-        &mut self,
-        during: During,
-        index: usize,
-        file: &RamFile,
-        dirty: &mut dyn FnMut(PageRun),
-    ) -> Result<(), MemoryError> {
-        let held = file.data_extents()?;
-        match during {
-            During::Rounds => self.tracker.scan_held(index, &held, &mut *dirty)?,
-            During::Pause => self.tracker.scan_stopped(index, &held, &mut *dirty)?,
-        };
-        // Memory given back to the host (balloon) changes without a write that is sure to be reported.
-        let dropped = self.holes[index].look_among(&held)?;
-        for range in dropped.holes.into_iter().chain(dropped.replaced) {
-            dirty(file.page_size().run_of(range));
-        }
-        Ok(())
-    }
-
-    fn end(self: Box<Self>) -> Result<(), MemoryError> {
-        self.tracker.disarm()
     }
 }
 

@@ -13,6 +13,7 @@ pub(crate) mod qemu;
 pub(crate) mod running;
 pub(crate) mod status;
 pub(crate) mod vmm;
+mod writes;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

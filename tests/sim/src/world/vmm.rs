@@ -14,8 +14,8 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 use vmove_memory::{ByteLen, MemoryError, PageIndex, PageRun, PageTable, RamFile};
 use vmove_migrate::vmm::{
-    ArrivingMonitor, Attached, During, FaultsError, GuestWrites, Halt, Leaving, LeavingMonitor, MappedFile,
-    NotReady, PageWorkers, QemuHandle, TakenFaults, Vmm, WriteTracker,
+    ArrivingMonitor, Attached, FaultsError, GuestWrites, Halt, Leaving, LeavingMonitor, NotReady,
+    PageWorkers, QemuHandle, TakenFaults, Vmm,
 };
 use vmove_node::peer::BoxedStream;
 use vmove_node::record::VmRecord;
@@ -81,7 +81,7 @@ fn no_monitor(path: &Path) -> QmpError {
     QmpError::Connect { path: path.to_owned(), source: io::ErrorKind::ConnectionRefused.into() }
 }
 
-fn ended(pid: i32) -> MemoryError {
+pub(super) fn ended(pid: i32) -> MemoryError {
     MemoryError::ProcessGone { pid: pid.unsigned_abs() }
 }
 
@@ -393,47 +393,6 @@ impl LeavingMonitor for Qemu {
     async fn take_up(&self, was_running: bool) -> Result<Arc<dyn Leaving>, SwitchoverError> {
         self.switching("take up the migration").await?;
         Ok(Arc::new(SwitchOver { qemu: self.clone(), was_running, relay: Mutex::default() }))
-    }
-}
-
-impl GuestWrites for Qemu {
-    fn follow(&self, _: &[MappedFile<'_>]) -> Result<Box<dyn WriteTracker>, MemoryError> {
-        let tracker = self.look(qemu::Machine::track).ok_or_else(|| ended(self.pid))?;
-        Ok(Box::new(Tracker { qemu: self.clone(), tracker }))
-    }
-}
-
-#[derive(Debug)]
-struct Tracker {
-    qemu: Qemu,
-    tracker: u64,
-}
-
-impl WriteTracker for Tracker {
-    fn scan(
-        &mut self,
-        _: During,
-        _: usize,
-        _: &RamFile,
-        dirty: &mut dyn FnMut(PageRun),
-    ) -> Result<(), MemoryError> {
-        let written = self.qemu.look(|machine| machine.take_written(self.tracker));
-        for (page, written) in (0..).zip(written.ok_or_else(|| ended(self.qemu.pid))?) {
-            if written {
-                dirty(PageRun::new(PageIndex(page), 1));
-            }
-        }
-        Ok(())
-    }
-
-    fn end(self: Box<Self>) -> Result<(), MemoryError> {
-        Ok(())
-    }
-}
-
-impl Drop for Tracker {
-    fn drop(&mut self) {
-        self.qemu.look(|machine| machine.end_tracking(self.tracker));
     }
 }
 
