@@ -77,6 +77,11 @@ fn node_name(number: usize) -> String {
     format!("{PREFIX}{number}-target")
 }
 
+/// Whether this is the name of a copy into another QEMU.
+pub(super) fn is_copy(job: &str) -> bool {
+    number_of(job).is_some()
+}
+
 /// The number in a name of ours.
 fn number_of(name: &str) -> Option<usize> {
     name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()

@@ -3,10 +3,13 @@
 use serde_json::{Value, json};
 use std::time::Duration;
 
+use super::copy::is_copy;
 use crate::{Client, QmpError};
 
 /// What jobs of QEMU put on top of a disk.
 const FILTERS: [&str; 4] = ["copy-before-write", "mirror_top", "commit_top", "copy-on-read"];
+/// Of these, what nothing but a job makes.
+const JOB_FILTERS: [&str; 3] = ["copy-before-write", "mirror_top", "commit_top"];
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A medium in a drive of the guest.
@@ -104,6 +107,8 @@ fn fact(drive: &Value, nodes: &Value, jobs: &Value) -> Option<DiskFact> {
     });
     let format = text("/inserted/drv");
     let job = job.or_else(|| FILTERS.contains(&format.as_str()).then(|| first_job(jobs, &node)));
+    // A job of another name than the disk's: `query-block` may hide its filter.
+    let job = job.or_else(|| has_filter(nodes, &file).then(|| others_job(jobs)).flatten());
     Some(DiskFact {
         name: names.first().cloned().unwrap_or_else(|| node.clone()),
         protocol: protocol(&file, &format, nodes),
@@ -122,6 +127,23 @@ fn fact(drive: &Value, nodes: &Value, jobs: &Value) -> Option<DiskFact> {
         file,
         format,
     })
+}
+
+/// Whether a job's filter is above an image.
+fn has_filter(nodes: &Value, file: &str) -> bool {
+    let text = |node: &Value, key: &str| node.get(key).and_then(Value::as_str).map(str::to_owned);
+    let is_filter =
+        |node: &&Value| text(node, "drv").is_some_and(|driver| JOB_FILTERS.contains(&driver.as_str()));
+    let mut filters = nodes.as_array().into_iter().flatten().filter(is_filter);
+    filters.any(|node| text(node, "file").as_deref() == Some(file))
+}
+
+/// The first job that is none of a migration, which takes away what an earlier one has left.
+fn others_job(jobs: &Value) -> Option<(String, String)> {
+    let text = |job: &Value, key: &str| Some(job.get(key)?.as_str()?.to_owned());
+    let all = jobs.as_array().into_iter().flatten();
+    let mut named = all.filter_map(|job| Some((text(job, "device")?, text(job, "type")?)));
+    named.find(|(name, _)| !is_copy(name))
 }
 
 /// The job whose filter lies on top of a disk: its own id may be anything.
