@@ -111,7 +111,7 @@ impl ForkEngine {
         {
             return Err(error);
         }
-        self.end_those_that_never_ran(&record.children).await;
+        self.end_those_that_never_ran(&record.id, &record.children).await;
         if !(record.keep && Template::open(&record.template).is_ok())
             && let Err(error) = freeze::tidy(&record)
         {
@@ -162,10 +162,14 @@ impl ForkEngine {
         Ok(())
     }
 
-    /// Children that were registered and then not set running.
-    pub(super) async fn end_those_that_never_ran(&self, children: &[String]) {
+    /// Children of a fork that were registered and then not set running.
+    pub(super) async fn end_those_that_never_ran(&self, fork: &str, children: &[String]) {
         for name in children {
             let Ok(child) = self.registry.vms().get(name) else { continue };
+            // A VM of this name that came later is another one. One that never ran has not been forked itself.
+            if self.members.get(&child).is_none_or(|member| member.fork != fork) {
+                continue;
+            }
             let Ok(client) = self.registry.monitors().client(&child.qmp_socket).await else { continue };
             let asked = client
                 .execute_raw("query-status", serde_json::Value::Null, std::time::Duration::from_secs(5))

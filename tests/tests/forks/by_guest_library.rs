@@ -90,6 +90,20 @@ fn a_shell_script_forks_its_machine() {
     let done = stage.typed("vmove-fork kill $(cat /ticket); vmove-fork join $(cat /ticket)");
     assert_eq!(done.code, 1, "{done:?}");
     assert!(done.printed.contains("1\tfrom 1\n2\tlost: killed\n3\tfrom 3\n"), "{done:?}");
+    // A ticket is joined when children of a later one have long begun: none of them is taken for one of the first.
+    let fork = |child: &str, file: &str| {
+        format!(
+            "eval $(vmove-fork fork 2); if [ $VMOVE_FORK_ROLE = child ]; then {child}; fi; echo $VMOVE_FORK_TICKET >{file}"
+        )
+    };
+    stage.printed(&fork("vmove-fork exit --result first", "/first"));
+    until("both children have ended", || stage.node.vms().is_ok_and(|vms| vms == [NAME]));
+    stage.printed(&fork("sleep 1000", "/second"));
+    let done = stage.printed("vmove-fork join $(cat /first)");
+    assert!(done.contains("1\tfirst\n2\tfirst\n"), "{done}");
+    assert_eq!(stage.node.vms().expect("a list").len(), 3, "the others live");
+    let done = stage.typed("vmove-fork kill $(cat /second); vmove-fork join $(cat /second)");
+    assert!(done.printed.contains("1\tlost: killed\n2\tlost: killed\n"), "{done:?}");
     // Some are killed just when they exit: each has one end, and the host's daemon goes on.
     for _ in 0..3 {
         let steps = "eval $(vmove-fork fork 4); \

@@ -78,6 +78,7 @@ impl ForkEngine {
         let elsewhere: Vec<String> =
             self.members.list().into_iter().filter(|m| m.node.is_some()).map(|m| m.vm).collect();
         let mut away = self.numbers_away(parent);
+        away.extend(self.guests.numbers_in_tickets(parent));
         away.extend(ordered);
         if !names.is_empty() {
             // Their names do not tell which numbers are taken.

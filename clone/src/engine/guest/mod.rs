@@ -111,6 +111,15 @@ impl Guests {
         self.lock().families.get(fork).map(|family| family.record.lineage.clone())
     }
 
+    /// Numbers that no other child of this VM may have, since children of tickets that it has not joined are known by them.
+    pub(super) fn numbers_in_tickets(&self, parent: &str) -> Vec<u32> {
+        self.lock()
+            .families
+            .values()
+            .flat_map(|family| family.numbers_of(parent).collect::<Vec<_>>())
+            .collect()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Single insertions and removals: a panic leaves nothing half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

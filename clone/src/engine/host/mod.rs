@@ -169,7 +169,7 @@ impl ForkEngine {
             if record.fetching {
                 self.end_those_that_fetched(&record).await;
             } else {
-                self.end_those_that_never_ran(&record.children).await;
+                self.end_those_that_never_ran(&record.fork, &record.children).await;
             }
             record.close(&self.hosted());
             drop((held, fetching));
