@@ -85,8 +85,8 @@ impl Engine {
     fn holder(&self, vm: &str) -> Option<Holder> {
         let sessions = self.lock();
         let holding = sessions.iter().filter(|(_, h)| h.vm == vm && h.progress.borrow().outcome.holds_vm());
-        // A guest that leaves while it visits is held by two sessions: the one by which it leaves decides.
-        let (id, handle) = holding.max_by_key(|(_, h)| h.role == Role::Source)?;
+        // A guest that leaves while it visits is held by two sessions: the one by which it leaves decides; of several that tried, the one at work.
+        let (id, handle) = holding.max_by_key(|(_, h)| (h.role == Role::Source, h.is_running()))?;
         Some(Holder {
             id: *id,
             role: handle.role,

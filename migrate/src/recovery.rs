@@ -135,6 +135,10 @@ impl Engine {
         }
         let mut sources = Vec::new();
         for id in ids {
+            // Begun since this daemon answers.
+            if self.lock().get(&id).is_some_and(|known| known.role == Role::Source) {
+                continue;
+            }
             let path = self.node.session_dir(id).join("source.jsonl");
             match journals::open(self.node.disk(), &self.node.config.sessions_dir, id) {
                 Ok(Some(journal))
@@ -388,6 +392,13 @@ impl Engine {
         }
     }
 
+    /// The session by which a VM leaves.
+    fn source_at_work(&self, vm: &str) -> Option<SessionId> {
+        let sessions = self.lock();
+        let leaves = |handle: &Handle| handle.vm == vm && handle.role == Role::Source && handle.is_running();
+        sessions.iter().find(|(_, handle)| leaves(handle)).map(|(id, _)| *id)
+    }
+
     async fn recover_source(
         self: &Arc<Self>,
         id: SessionId,
@@ -401,6 +412,11 @@ impl Engine {
         if r.state == SourceState::Aborted && !left {
             let why = "called off, and the guest is back at the source";
             return Err(EngineError::NothingToRecover(id, why.to_owned()));
+        }
+        let may_resume = !matches!(r.state, SourceState::Committed | SourceState::Released);
+        if let Some(session) = self.source_at_work(&r.vm.name).filter(|_| may_resume) {
+            // What has stopped the guest is that migration.
+            return Err(EngineError::Busy { vm: r.vm.name.clone(), session });
         }
         if let Some(publisher) = self.enter_source(r) {
             let span = session_span(id, "source");

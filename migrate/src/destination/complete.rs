@@ -186,11 +186,12 @@ fn remember_way_home(session: &Session) {
 /// The source has freed its side, or was lost after it had heard that it may.
 pub(super) fn finish(session: &Session) {
     session.files.remove_tables(session.node.disk());
-    // An operator may have ended the VM meanwhile.
+    // An operator may have ended the VM meanwhile. The store's record has what came after the journal's: ports of devices.
     let here = |vm: &VmRecord| {
-        session.node.vms.get(&vm.name).is_ok_and(|here| (here.pid, here.pid_start) == (vm.pid, vm.pid_start))
+        let here = session.node.vms.get(&vm.name).ok();
+        here.filter(|here| (here.pid, here.pid_start) == (vm.pid, vm.pid_start))
     };
-    if let Some(mut vm) = session.journal.record().vm.clone().filter(here) {
+    if let Some(mut vm) = session.journal.record().vm.as_ref().and_then(here) {
         vm.session = None;
         if let Err(error) = session.node.vms.put_owing(vm) {
             tracing::warn!(error = chain(&error), "could not update the VM's record");
