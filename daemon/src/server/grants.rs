@@ -191,16 +191,14 @@ impl Grants {
                 let names = kept.book.vms().keys();
                 names.filter(|vm| !kept.starting.contains(*vm)).cloned().collect()
             };
-            if known.is_empty() {
+            // Asked first, since a list takes time: of one that has come meanwhile, it may tell nothing yet.
+            let here: Vec<String> = known.into_iter().filter(|vm| !registry.is_expected(vm)).collect();
+            if here.is_empty() {
                 continue;
             }
             let listed = registry.list().await;
             let runs = |name: &String| listed.iter().any(|vm| vm.name == *name && vm.status != "ended");
-            // One that is on its way here is listed later.
-            known
-                .iter()
-                .filter(|name| !registry.is_expected(name) && !runs(name))
-                .for_each(|name| self.end(name));
+            here.iter().filter(|name| !runs(name)).for_each(|name| self.end(name));
         }
     }
 }

@@ -197,8 +197,9 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
             port.serve_unix(listener).await;
         });
     }
-    tasks.spawn(port.serve_tcp(peers));
+    // Before anybody can start a VM: what was being started then is left over.
     app.registry.readopt();
+    tasks.spawn(port.serve_tcp(peers));
     app.engine.resume_others();
     let domains = app.carrier.domains.clone();
     tasks.spawn(async move { domains.clear_left_over().await });

@@ -71,6 +71,13 @@ struct State {
     ended: BTreeMap<String, Ended>,
 }
 
+impl State {
+    /// Whether a VM of this name had ended by itself, and nobody is starting another one. It is told of once.
+    fn forget_end(&mut self, name: &str) -> bool {
+        !self.reserved.contains(name) && self.ended.remove(name).is_some()
+    }
+}
+
 /// A VM that is no more.
 #[derive(Debug, Clone)]
 struct Ended {

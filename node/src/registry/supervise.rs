@@ -19,7 +19,8 @@ impl Registry {
     /// Starts that were not finished are undone by tasks of their own, which hold the names.
     pub fn readopt(self: &Arc<Self>) {
         for (dir, note) in starting::left(&self.run_dir, &self.vms) {
-            let reserved = self.reserve(&note.name);
+            // Whoever holds the name is at work in that folder now.
+            let Ok(reserved) = self.reserve(&note.name) else { continue };
             tokio::spawn(async move {
                 starting::clean(dir, note).await;
                 drop(reserved);
