@@ -26,10 +26,15 @@ pub(super) struct Part {
     pub len: ByteLen,
 }
 
-/// What was written since it was protected, in order.
-pub(super) fn scan(pagemap: &mut Pagemap, parts: &[Part]) -> Result<Vec<Part>> {
+/// How many threads may take part. To ask reads files of control groups: not while a guest waits.
+pub(super) fn threads() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS)
+}
+
+/// What was written since it was protected, in order, found by at most `threads` threads.
+pub(super) fn scan(pagemap: &mut Pagemap, parts: &[Part], threads: usize) -> Result<Vec<Part>> {
     let pieces = pieces(parts);
-    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS).min(pieces.len());
+    let threads = threads.min(pieces.len());
     let work = Arc::new(Work::new(pieces));
     for _ in 1..threads {
         // Without them it takes longer. Nobody waits for their end: one that starts late finds nothing left.

@@ -69,6 +69,8 @@ pub struct DirtyTracker {
     precision: Precision,
     /// Where 2 MiB mappings may be left to take apart: index of the mapping, and where in it.
     maybe_huge: Vec<(usize, Hva, ByteLen)>,
+    /// For [`Self::scan_stopped`].
+    threads: usize,
 }
 
 impl DirtyTracker {
@@ -118,7 +120,14 @@ impl DirtyTracker {
         }
         let all = mappings.iter().enumerate().map(|(index, m)| (index, m.hva, m.len));
         let maybe_huge = if precision == Precision::Folio { all.collect() } else { Vec::new() };
-        Ok(Self { context, pagemap, mappings: mappings.to_vec(), precision, maybe_huge })
+        Ok(Self {
+            context,
+            pagemap,
+            mappings: mappings.to_vec(),
+            precision,
+            maybe_huge,
+            threads: stopped::threads(),
+        })
     }
 
     /// Chooses how exactly later scans protect again. From `Folio` to `Page`, a 2 MiB page counts as a whole the first
@@ -172,7 +181,7 @@ impl DirtyTracker {
         for (index, mapping) in self.mappings.iter().enumerate().filter(|(_, m)| m.file_index == file_index) {
             all.extend(parts(mapping, Some(held)).into_iter().map(|(hva, len)| Part { index, hva, len }));
         }
-        let written = stopped::scan(&mut self.pagemap, &all)?;
+        let written = stopped::scan(&mut self.pagemap, &all, self.threads)?;
         stats.took = begin.elapsed();
         for Part { index, hva, len } in written {
             let run = pages_of(&self.mappings[index], hva, len);
