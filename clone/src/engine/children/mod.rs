@@ -77,8 +77,7 @@ impl ForkEngine {
         let mut index = 0;
         let elsewhere: Vec<String> =
             self.members.list().into_iter().filter(|m| m.node.is_some()).map(|m| m.vm).collect();
-        let mut away = self.numbers_away(parent);
-        away.extend(self.guests.numbers_in_tickets(parent));
+        let mut away = self.numbers_kept(parent);
         away.extend(ordered);
         if !names.is_empty() {
             // Their names do not tell which numbers are taken.

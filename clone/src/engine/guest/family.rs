@@ -95,11 +95,10 @@ impl Family {
         self.record.home.is_none() && !self.record.closed && self.record.parent == parent
     }
 
-    /// The numbers in the names of children of VM `parent`, of this node, which has not joined them: a VM of such a name would be taken for
-    /// the ticket's child.
-    pub fn numbers_of(&self, parent: &str) -> impl Iterator<Item = u32> {
-        let children = self.record.children.values().filter(|_| self.is_of(parent));
-        children.filter_map(move |child| child.vm.strip_prefix(parent)?.strip_prefix('.')?.parse().ok())
+    /// The numbers in the names of its children.
+    pub fn numbers(&self) -> impl Iterator<Item = u32> {
+        let number = |vm: &str| vm.strip_prefix(&self.record.parent)?.strip_prefix('.')?.parse().ok();
+        self.record.children.values().filter_map(move |child| number(&child.vm))
     }
 
     /// The number of a child that is on this node.

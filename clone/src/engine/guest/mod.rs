@@ -111,13 +111,10 @@ impl Guests {
         self.lock().families.get(fork).map(|family| family.record.lineage.clone())
     }
 
-    /// Numbers that no other child of this VM may have, since children of tickets that it has not joined are known by them.
+    /// Numbers of children of tickets that this VM has not joined: a VM of such a name would be taken for the ticket's child.
     pub(super) fn numbers_in_tickets(&self, parent: &str) -> Vec<u32> {
-        self.lock()
-            .families
-            .values()
-            .flat_map(|family| family.numbers_of(parent).collect::<Vec<_>>())
-            .collect()
+        let state = self.lock();
+        state.families.values().filter(|family| family.is_of(parent)).flat_map(Family::numbers).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

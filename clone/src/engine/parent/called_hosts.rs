@@ -279,8 +279,7 @@ impl ForkEngine {
         let names = self.registry.records().iter().filter(|record| record.name.starts_with(&prefix)).count();
         let prepared = self.lock().prepared.get(name).map_or(0, Vec::len);
         let elsewhere = children().filter(|member| member.node.is_some()).count();
-        let mut away = self.numbers_away(name);
-        away.extend(self.guests.numbers_in_tickets(name));
+        let away = self.numbers_kept(name);
         let local = u32::try_from(names + prepared + elsewhere + away.len() + here).unwrap_or(u32::MAX);
         let taken = children().map(|member| member.index).chain(away);
         taken.max().unwrap_or(0).max(local).saturating_add(1)

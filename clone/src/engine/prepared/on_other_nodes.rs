@@ -127,9 +127,11 @@ impl ForkEngine {
         nodes
     }
 
-    /// Numbers of prepared children of a VM on other nodes, which no other child may have.
-    pub(in crate::engine) fn numbers_away(&self, vm: &str) -> Vec<u32> {
-        self.lock().away.get(vm).into_iter().flatten().flat_map(|set| set.indexes.clone()).collect()
+    /// Numbers that no other child of a VM may have: those of prepared children on other nodes, and of children of tickets that are not joined.
+    pub(in crate::engine) fn numbers_kept(&self, vm: &str) -> Vec<u32> {
+        let mut kept = self.guests.numbers_in_tickets(vm);
+        kept.extend(self.lock().away.get(vm).into_iter().flatten().flat_map(|set| &set.indexes));
+        kept
     }
 
     /// Numbers for `count` children on a node, those of prepared ones first, and of which sets these are; the others from `next` on.
