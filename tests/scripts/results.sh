@@ -89,10 +89,13 @@ counted() {
     local live=()
     # Debian's awk waits for 4 KiB of input otherwise, so that a failure is shown minutes late.
     ! awk -W version 2>&1 | grep -q mawk || live=(-W interactive)
-    awk "${live[@]}" -v result="$RESULT" -v failures="$RESULT.failures" '
+    awk "${live[@]}" -v result="$RESULT" -v failures="$RESULT.failures" -v failing="$RESULT.failing" '
         /^successes:$/ { hide = 1 }
         /^(failures:|test result:)/ { hide = 0 }
-        /^---- .* stdout ----$/ { test = $2 }
+        /^---- .* stdout ----$/ {
+            test = $2
+            if (!hide) print test >>failing
+        }
         # Of a test that failed: where, and the first words of why.
         /^(----|failures:|test result:|note: run with )/ { why = 0 }
         !hide && / panicked at / { why = 4; print test >>failures }
@@ -109,12 +112,38 @@ counted() {
         }'
 }
 
-# The table at the end, and success if nothing failed. "in part": tests that passed, of which a part was skipped. "ignored": tests that cargo
-# does not run by itself, such as those that are the processes of others.
+# What the next tests say of their failures is kept apart from what others have said.
+forget_failing() {
+    rm -f "$RESULT.failing"
+    [ ! -e "$RESULT.failures" ] || cat "$RESULT.failures" >>"$RESULT.before.failures"
+    rm -f "$RESULT.failures"
+}
+
+# The tests that failed since forget_failing. None if one of them did not come to tell why, as in a program that crashed.
+failing_tests() {
+    [ "$(awk '$1 == "failed" { last = $2 } END { print last + 0 }' "$RESULT")" -eq "$(sort -u "$RESULT.failing" 2>/dev/null | wc -l)" ] || return 0
+    sort -u "$RESULT.failing" 2>/dev/null
+}
+
+# seen_again NUMBER: reads the second run of NUMBER tests that have failed. If all of them pass, they are counted as unsteady and no longer
+# as failed; what they said when they failed is told at the end.
+seen_again() {
+    local layer_result=$RESULT RESULT=$RESULT.again
+    : >"$RESULT"
+    counted || return 1
+    [ "$(awk '$1 == "passed" { sum += $2 } END { print sum + 0 }' "$RESULT")" -eq "$1" ] || return 1
+    printf 'failed -%d\nunsteady %d\n' "$1" "$1" >>"$layer_result"
+    cat "$layer_result.failures" >>"$layer_result.unsteady"
+    rm "$layer_result.failures"
+}
+
+# The table at the end, and success if nothing failed. "unsteady": tests that failed, and passed when they ran once more, alone. "in part":
+# tests that passed, of which a part was skipped. "ignored": tests that cargo does not run by itself, such as those that are the processes of
+# others.
 tell_results() {
     local layer
     printf '\n%-8s' layer
-    printf ' %8s' passed failed skipped 'in part' ignored min:s
+    printf ' %8s' passed failed unsteady skipped 'in part' ignored min:s
     echo
     : >"$RESULTS/all"
     for layer in "${LAYERS_RUN[@]}"; do
@@ -124,6 +153,11 @@ tell_results() {
     tell_layer all
     echo
     # What is printed last is what is seen first.
+    if compgen -G "$RESULTS/*.unsteady" >/dev/null; then
+        echo "failed, and passed when run once more, alone:"
+        cat "$RESULTS"/*.unsteady
+        echo
+    fi
     if compgen -G "$RESULTS/*.failures" >/dev/null; then
         echo "failed:"
         cat "$RESULTS"/*.failures
@@ -135,7 +169,7 @@ tell_results() {
 tell_layer() {
     local kind seconds
     printf '%-8s' "$1"
-    for kind in passed failed skipped parts ignored; do printf ' %8d' "$(result_of "$1" $kind)"; done
+    for kind in passed failed unsteady skipped parts ignored; do printf ' %8d' "$(result_of "$1" $kind)"; done
     seconds=$(result_of "$1" seconds)
     printf ' %8s\n' "$(printf '%d:%02d' $((seconds / 60)) $((seconds % 60)))"
 }
