@@ -35,6 +35,7 @@
 #[cfg(feature = "bridge")]
 pub mod bridge;
 mod connection;
+mod disks;
 mod error;
 mod forks;
 mod groups;

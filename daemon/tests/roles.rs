@@ -49,7 +49,7 @@ fn client(name: &str, role: &str) -> String {
 }
 
 /// Roles of all operations that are not for everybody who may read.
-const NEEDED: [(&str, &str); 30] = [
+const NEEDED: [(&str, &str); 32] = [
     ("checkFabric", "operator"),
     ("startMigration", "operator"),
     ("cancelMigration", "operator"),
@@ -67,6 +67,8 @@ const NEEDED: [(&str, &str); 30] = [
     ("removeTemplate", "operator"),
     ("setVmState", "operator"),
     ("attachDevice", "operator"),
+    ("cancelDiskMove", "operator"),
+    ("moveDisk", "admin"),
     ("stopVm", "operator"),
     ("stopVm by force", "admin"),
     ("runVm", "admin"),

@@ -14,6 +14,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
 use crate::destination::{self, Arrival};
+use crate::disk_holds::DiskMoves;
+pub use crate::engine_error::EngineError;
 use crate::group::barrier::Membership;
 use crate::group::handles::Groups;
 use crate::history::{Moved, QemuId};
@@ -28,95 +30,14 @@ use crate::source::{self, Begun};
 use crate::visits::Visits;
 use vmove_node::journal::Journal;
 use vmove_node::latency::Latencies;
-use vmove_node::migrations::AbandonError;
 use vmove_node::peer::{Caller, Hello, LinkKind, SessionId, Status, Token};
 use vmove_node::peer::{Link, PeerTarget};
 use vmove_node::record::VmRecord;
-use vmove_node::store::{VmStore, VmStoreError};
+use vmove_node::store::VmStore;
 use vmove_types::check::{Blocker, BlockerCode, CheckReport};
 use vmove_types::choice::Choice;
 use vmove_types::progress::{GuestPlace, Outcome, Phase, Progress, Role};
 use vmove_types::spec::MigrationSpec;
-
-/// Why a request was not taken.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum EngineError {
-    /// Unknown VM, or its record cannot be used.
-    #[error(transparent)]
-    Vm(#[from] VmStoreError),
-    /// The VM is in a migration already.
-    #[error("{vm:?} is in migration {session} already: see `vmove status`, or `vmove cancel {session}`")]
-    Busy {
-        /// The VM.
-        vm: String,
-        /// The session.
-        session: SessionId,
-    },
-    /// No such session.
-    #[error("No migration {0} on this node: `vmove history` shows those there were")]
-    UnknownSession(String),
-    /// It cannot be ended.
-    #[error(transparent)]
-    Abandon(#[from] AbandonError),
-    /// The guest must not run here.
-    #[error("Migration {0} cannot be reclaimed: {1}")]
-    NotReclaimable(SessionId, &'static str),
-    /// The guest was to run here again.
-    #[error("The guest of migration {0} did not resume at the source: {1}")]
-    NotResumed(SessionId, String),
-    /// The guest is to read there, and does so faster from here.
-    #[error("{vm:?} is to {choice}. To send it all the same, leave out how much it reads ({basis})", basis = choice.basis)]
-    Stays {
-        /// The VM.
-        vm: String,
-        /// What each way costs.
-        choice: Box<Choice>,
-    },
-    /// It could not be told what the guest touches.
-    #[error("Could not watch {vm:?}")]
-    NotWatched {
-        /// The VM.
-        vm: String,
-        /// Why.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// Too late.
-    #[error(
-        "Migration {0} has handed the guest over and can no longer be cancelled: it runs at the destination"
-    )]
-    TooLate(SessionId),
-    /// No such group.
-    #[error("No group {0} on this node: `vmove history` shows those there were")]
-    UnknownGroup(String),
-    /// All of its guests go forward.
-    #[error("Group {0} is decided and can no longer be cancelled: every guest goes to its destination")]
-    GroupTooLate(SessionId),
-    /// The options are out of range.
-    #[error("{0}")]
-    BadSpec(String),
-    /// The guest is on no visit here.
-    #[error("{vm:?} is not here for a visit: {why}")]
-    NotVisiting {
-        /// The VM, or a migration.
-        vm: String,
-        /// What it is instead.
-        why: String,
-    },
-    /// Nothing to recover.
-    #[error("Migration {0} needs no recovery: it is {1}")]
-    NothingToRecover(SessionId, String),
-    /// The state directory cannot be used.
-    #[error("Could not use {path}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: std::io::Error,
-    },
-}
 
 /// Connections that a session has not taken yet. A peer that opens more is cut off.
 pub(crate) const ARRIVALS: usize = 80;
@@ -229,6 +150,7 @@ impl Engine {
                 fault_latencies: Arc::default(),
                 past,
                 visits: Visits::default(),
+                disk_moves: DiskMoves::default(),
             }),
             sessions: Mutex::default(),
             recovered: AtomicBool::new(false),
@@ -297,6 +219,9 @@ impl Engine {
                 if let Some(session) = busy(&sessions, vm, new.home) {
                     return Err(EngineError::Busy { vm: vm.clone(), session });
                 }
+                if let Some(disk) = self.node.disk_moves.of(vm) {
+                    return Err(EngineError::DiskMoves { vm: vm.clone(), disk });
+                }
             }
             for new in all {
                 let (publisher, handle) = new.handle(next_number(&sessions), cancel);
@@ -332,6 +257,11 @@ impl Engine {
                 Blocker::new(BlockerCode::Busy, format!("{vm:?} is in migration {id} already"))
                     .about(id.to_string()),
             );
+            report.modes.clear();
+        }
+        if let Some(disk) = self.node.disk_moves.of(vm) {
+            let error = EngineError::DiskMoves { vm: vm.to_owned(), disk: disk.clone() };
+            report.blockers.push(Blocker::new(BlockerCode::Busy, error.to_string()).about(disk));
             report.modes.clear();
         }
         Ok(report)

@@ -31,11 +31,17 @@ mod destination;
 #[cfg(not(loom))]
 mod devices;
 #[cfg(not(loom))]
+mod disk_holds;
+#[cfg(not(loom))]
+pub mod disk_moves;
+#[cfg(not(loom))]
 pub mod domains;
 #[cfg(not(loom))]
 pub mod embed;
 #[cfg(not(loom))]
 pub mod engine;
+#[cfg(not(loom))]
+mod engine_error;
 #[cfg(not(loom))]
 mod formats;
 #[cfg(not(loom))]

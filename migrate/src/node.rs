@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::disk_holds::DiskMoves;
 use crate::past::Past;
 use crate::visits::Visits;
 use crate::vmm::Vmm;
@@ -73,6 +74,8 @@ pub(crate) struct Node {
     pub past: Arc<Past>,
     /// Guests that came for a visit.
     pub visits: Visits,
+    /// Disks that get other images on this node.
+    pub disk_moves: DiskMoves,
 }
 
 impl Node {

@@ -68,6 +68,11 @@ pub trait Migrations: Send + Sync {
     /// The migration that holds a VM: it runs, or it left the guest paused and awaits `vmove recover`.
     fn of_vm(&self, name: &str) -> Option<Progress>;
 
+    /// The disk of a VM that gets another image on this node now.
+    fn moving_disk(&self, _name: &str) -> Option<String> {
+        None
+    }
+
     /// Ends the migration that holds a VM and cannot go on: its peer is lost, or it failed. Memory that had not crossed is given up.
     fn abandon<'a>(&'a self, name: &'a str) -> Abandoning<'a>;
 

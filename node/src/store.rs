@@ -241,8 +241,27 @@ impl VmStore {
     /// [`VmStoreError::BadName`], [`VmStoreError::Damaged`].
     pub fn put_owing(&self, record: VmRecord) -> Result<(), VmStoreError> {
         check_name(&record.name)?;
+        self.write_owing(record, &mut self.lock())
+    }
+
+    /// Changes the record of this very QEMU, as [`VmStore::put_owing`] does. False, and nothing is changed, if the VM has ended.
+    ///
+    /// # Errors
+    /// As [`VmStore::put_owing`].
+    pub fn change_owing(
+        &self,
+        vm: &VmRecord,
+        change: impl FnOnce(&mut VmRecord),
+    ) -> Result<bool, VmStoreError> {
         let mut state = self.lock();
-        match self.write(record.clone(), &mut state) {
+        let same = |found: &&VmRecord| (found.pid, found.pid_start) == (vm.pid, vm.pid_start);
+        let Some(mut record) = state.records.get(&vm.name).filter(same).cloned() else { return Ok(false) };
+        change(&mut record);
+        self.write_owing(record, &mut state).map(|()| true)
+    }
+
+    fn write_owing(&self, record: VmRecord, state: &mut State) -> Result<(), VmStoreError> {
+        match self.write(record.clone(), state) {
             Err(VmStoreError::Io { path, source, .. }) => {
                 let error = source.to_string();
                 if !state.owed.contains_key(&record.name) {

@@ -267,6 +267,30 @@ impl Moved {
         works(node, NAME)
     }
 
+    /// Waits until the newest move of its disk to another image on its node has ended. How that was.
+    ///
+    /// # Errors
+    /// When it does not end in time, or there is none.
+    pub fn until_disk_move_ends(&self) -> Result<Value> {
+        let (node, ..) = self.sides()?;
+        let deadline = Instant::now() + STEP_TIMEOUT;
+        loop {
+            // A daemon that has just been started may not answer yet.
+            let disks = node.ask(&["disks", NAME]);
+            match &disks {
+                Ok(disks)
+                    if ["moved", "cancelled", "failed"]
+                        .iter()
+                        .any(|end| disks["moves"][0]["state"] == *end) =>
+                {
+                    return Ok(disks["moves"][0].clone());
+                }
+                _ if Instant::now() > deadline => bail!("it does not end: {disks:?}; {}", node.log()),
+                _ => std::thread::sleep(Duration::from_millis(50)),
+            }
+        }
+    }
+
     /// Files in the folders of disks, by name.
     ///
     /// # Errors

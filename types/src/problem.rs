@@ -80,6 +80,8 @@ pub enum Code {
     UnknownNode,
     /// No VM of this name.
     UnknownVm,
+    /// No disk of this name moves.
+    UnknownDisk,
     /// No such migration.
     UnknownMigration,
     /// No such path in this API.
@@ -190,9 +192,11 @@ impl ProblemCode for Code {
             Self::UnknownPath => (404, Exit::Usage),
             Self::MethodNotAllowed => (405, Exit::Usage),
             Self::ReadOnly => (403, Exit::Usage),
-            Self::UnknownVm | Self::UnknownMigration | Self::UnknownTemplate | Self::UnknownHook => {
-                (404, Exit::Failed)
-            }
+            Self::UnknownVm
+            | Self::UnknownDisk
+            | Self::UnknownMigration
+            | Self::UnknownTemplate
+            | Self::UnknownHook => (404, Exit::Failed),
             Self::Stays => (409, Exit::Refused),
             Self::BadTemplate => (422, Exit::Failed),
             Self::RateLimited => (429, Exit::Refused),

@@ -9,6 +9,7 @@ use vmove_types::device::{DeviceChoice, DeviceRequest};
 use vmove_types::spec::{HeadStart, ModeRequest};
 use vmove_types::tuning::PinRequest;
 
+pub use super::disk_moves::{Disks, MoveDisk};
 pub use super::disks::{DiskArgs, MovedDiskArgs};
 pub use super::doctor::Doctor;
 pub use super::goals::GoalArgs;
@@ -93,6 +94,10 @@ pub enum Command {
     Check(Check),
     /// Move a running VM to another node
     Migrate(Migrate),
+    /// List the disks of a VM, and what moves of them
+    Disks(Disks),
+    /// Move a disk of a running VM to another image on this node
+    MoveDisk(MoveDisk),
     /// Send a running VM to another node for a visit, take it home, or let it stay
     Visit(Visit),
     /// Show migrations at work, or one in full

@@ -109,6 +109,15 @@ impl Bar {
         }
     }
 
+    /// A disk alone.
+    pub fn update_disk(&self, progress: &DiskProgress) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(self.furthest.with(progress.bytes_done, progress.bytes_total));
+            bar.set_message(disk(progress));
+            bar.tick();
+        }
+    }
+
     /// Prints a line above the bar, or on standard error.
     pub fn note(&self, text: &str) {
         match &self.bar {

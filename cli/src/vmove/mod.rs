@@ -2,6 +2,7 @@
 
 mod bar;
 mod devices;
+mod disks;
 mod doctor;
 mod fabric;
 mod follow;
@@ -125,6 +126,8 @@ async fn dispatch(client: &Client, cli: Cli) -> Result<Ended, End> {
         Command::Setup(SetupCommand::Tls(args)) => setup::tls(&args, json)?,
         Command::Fabric(FabricCommand::Check(args)) => fabric::check(client, &args.to, json).await?,
         Command::Migrate(args) => return migrations::migrate(client, args, json).await,
+        Command::Disks(args) => disks::list(client, &args.vm, json).await?,
+        Command::MoveDisk(args) => return disks::move_disk(client, &args, json).await,
         Command::Visit(args) => return visit::visit(client, args, json).await,
         Command::Status(args) => return migrations::status(client, args, json).await,
         Command::Recover(args) => return migrations::recover(client, args, json).await,

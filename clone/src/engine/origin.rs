@@ -194,7 +194,7 @@ impl ForkEngine {
 
     /// Looks at a guest, and refuses it with everything that is in the way.
     pub(super) async fn look(&self, name: &str) -> Result<Guest, ForkError> {
-        self.registry.not_in_session(name)?;
+        self.registry.not_at_work(name)?;
         let record = self.registry.vms().get(name)?;
         let (client, facts) = self.registry.inspect(&record).await?;
         let mut blockers = check::blockers(&facts, &record.devices);

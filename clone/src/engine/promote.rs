@@ -39,7 +39,7 @@ impl ForkEngine {
     /// [`ForkError`]: the guest runs on with what it has.
     pub async fn promote(self: Arc<Self>, name: String) -> Result<Promoted, ForkError> {
         let _claim = self.claim_at_home(&name).await?;
-        self.registry.not_in_session(&name)?;
+        self.registry.not_at_work(&name)?;
         let record = self.registry.vms().get(&name)?;
         let (client, facts) = self.registry.inspect(&record).await?;
         let disks = disk::chains(&client).await?;

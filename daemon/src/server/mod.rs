@@ -178,6 +178,8 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
 
     // First: guests that lack pages may stand still until the sources that have them can dial. Nothing before the listener waits for a QEMU.
     app.engine.resume_owners();
+    // Each holds its VM: nothing else may begin with it.
+    app.engine.resume_disk_moves();
     // Whoever can reach us may ask for a fork.
     app.forks.recover().await;
     let port = PeerPort::new(

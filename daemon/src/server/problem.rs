@@ -1,6 +1,7 @@
 //! Errors of the engines as answers: the one place where they get their code, and with it their HTTP status and exit code.
 
 use vmove_clone::engine::ForkError;
+use vmove_migrate::disk_moves::MoveDiskError;
 use vmove_migrate::domains::CarryError;
 use vmove_migrate::engine::EngineError;
 use vmove_migrate::mend::AttachError;
@@ -27,7 +28,7 @@ impl IntoProblem for EngineError {
     fn into_problem(self) -> Problem {
         let code = match &self {
             Self::Vm(inner) => inner.code(),
-            Self::Busy { .. } => Code::Busy,
+            Self::Busy { .. } | Self::DiskMoves { .. } => Code::Busy,
             Self::UnknownSession(_) | Self::UnknownGroup(_) => Code::UnknownMigration,
             Self::TooLate(_) | Self::GroupTooLate(_) => Code::TooLate,
             Self::BadSpec(_) => Code::BadOption,
@@ -41,6 +42,28 @@ impl IntoProblem for EngineError {
         let problem = Problem::from_error(code, &self);
         match self {
             Self::Stays { choice, .. } => Problem { details: serde_json::to_value(choice).ok(), ..problem },
+            _ => problem,
+        }
+    }
+}
+
+impl IntoProblem for MoveDiskError {
+    fn into_problem(self) -> Problem {
+        let code = match &self {
+            Self::Vm(inner) => inner.code(),
+            Self::InMigration { .. } | Self::Moving { .. } => Code::Busy,
+            Self::NotMoving { .. } => Code::UnknownDisk,
+            Self::TooLate { .. } => Code::TooLate,
+            Self::Libvirt(_) | Self::Refused { .. } => Code::NotMovable,
+            Self::BadPath(_) => Code::BadOption,
+            Self::NotOpened { .. } | Self::Monitor(_) => Code::QmpFailed,
+            _ => Code::Internal,
+        };
+        let problem = Problem::from_error(code, &self);
+        match self {
+            Self::Refused { blockers, .. } => {
+                Problem { details: serde_json::to_value(blockers).ok(), ..problem }
+            }
             _ => problem,
         }
     }

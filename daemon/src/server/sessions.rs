@@ -119,6 +119,10 @@ impl Migrations for Sessions {
         self.live().into_iter().find(|p| p.vm == name && p.outcome.holds_vm())
     }
 
+    fn moving_disk(&self, name: &str) -> Option<String> {
+        self.engine.moving_disk(name)
+    }
+
     fn abandon<'a>(&'a self, name: &'a str) -> Abandoning<'a> {
         Box::pin(self.engine.abandon(name))
     }

@@ -44,7 +44,7 @@ pub(crate) fn settle(node: &Node, prepare: &mut Prepare) -> Result<(), CommandLi
 pub(crate) fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
     let (vm_dir, node) = (node.layout(&prepare.vm, prepare.backing).vm_dir, node.config.node.as_str());
     let mut found: Vec<Blocker> =
-        prepare.moved.iter().filter_map(|disk| no_place(node, &vm_dir, disk)).collect();
+        prepare.moved.iter().filter_map(|disk| no_place(node, &vm_dir, disk, &by_map(disk))).collect();
     let mut paths: Vec<&String> = prepare.moved.iter().filter_map(|disk| disk.to.as_ref()).collect();
     paths.sort();
     for twice in paths.windows(2).filter(|pair| pair[0] == pair[1]) {
@@ -52,12 +52,26 @@ pub(crate) fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
         found.push(Blocker::new(BlockerCode::DiskPlace, message).about(twice[0]));
     }
     if found.is_empty() {
-        found.extend(no_space(node, &prepare.moved));
+        found.extend(no_space(node, &prepare.moved, "--disk-map"));
     }
     found
 }
 
-fn no_place(node: &str, vm_dir: &Path, disk: &MovedDisk) -> Option<Blocker> {
+/// What stands in the way of a disk that is to be at another path of its own host.
+pub(crate) fn blockers_here(node: &str, vm_dir: &Path, disk: &MovedDisk) -> Vec<Blocker> {
+    let no_place = no_place(node, vm_dir, disk, "name another path by --to");
+    match no_place {
+        Some(blocker) => vec![blocker],
+        None => no_space(node, std::slice::from_ref(disk), "--to"),
+    }
+}
+
+fn by_map(disk: &MovedDisk) -> String {
+    format!("name another path by --disk-map {}=PATH", disk.name)
+}
+
+/// `another`: how to name another path.
+fn no_place(node: &str, vm_dir: &Path, disk: &MovedDisk, another: &str) -> Option<Blocker> {
     let name = &disk.name;
     let refuse = |message: String| Some(Blocker::new(BlockerCode::DiskPlace, message).about(name));
     // It comes from another node, and names a driver of QEMU here.
@@ -68,9 +82,8 @@ fn no_place(node: &str, vm_dir: &Path, disk: &MovedDisk) -> Option<Blocker> {
         return refuse(format!("Disk {name} is not found in the command line of the guest at {node}"));
     };
     let shown = path.display();
-    let another = format!("name another path by --disk-map {name}=PATH");
     match std::fs::metadata(path) {
-        Ok(meta) if meta.file_type().is_block_device() => device(node, disk, path, &another).and_then(refuse),
+        Ok(meta) if meta.file_type().is_block_device() => device(node, disk, path, another).and_then(refuse),
         Ok(_) => refuse(format!(
             "{shown}, where disk {name} would be at {node}, is there already: remove it, or {another}"
         )),
@@ -123,8 +136,8 @@ fn device(node: &str, disk: &MovedDisk, path: &Path, another: &str) -> Option<St
         .map(|error| format!("{shown} at {node} cannot be read: {error}; {another}"))
 }
 
-/// Images are sparse: they take what they take at the source.
-fn no_space(node: &str, disks: &[MovedDisk]) -> Vec<Blocker> {
+/// Images are sparse: they take what they take at the source. `option`: names other paths.
+fn no_space(node: &str, disks: &[MovedDisk], option: &str) -> Vec<Blocker> {
     let mut wanted: BTreeMap<u64, (PathBuf, u64)> = BTreeMap::new();
     for disk in disks {
         let Some(folder) = disk.to.as_deref().map(Path::new).and_then(existing_folder) else { continue };
@@ -138,7 +151,7 @@ fn no_space(node: &str, disks: &[MovedDisk]) -> Vec<Blocker> {
         (free < needed).then(|| {
             let mib = |bytes: u64| bytes >> 20;
             let message = format!(
-                "The disks need {} MiB in {} at {node}, which has {} MiB free: make room there, or name other paths by --disk-map",
+                "The disks need {} MiB in {} at {node}, which has {} MiB free: make room there, or name other paths by {option}",
                 mib(needed).max(1),
                 folder.display(),
                 mib(free)
@@ -177,7 +190,8 @@ mod tests {
     fn a_place_is_a_new_file_in_a_folder_that_is_there() {
         let dir = tempfile::tempdir().unwrap();
         let (new, vm_dir) = (dir.path().join("new"), dir.path().join("vm"));
-        let why = |disk: &MovedDisk| no_place("b", &vm_dir, disk).map(|blocker| blocker.message);
+        let why =
+            |disk: &MovedDisk| no_place("b", &vm_dir, disk, &by_map(disk)).map(|blocker| blocker.message);
         assert_eq!(why(&disk("raw", &new)), None);
         assert_eq!(why(&disk("raw", &vm_dir.join("new"))), None, "the VM's folder is made for it");
         for (disk, word) in [
@@ -198,9 +212,9 @@ mod tests {
     fn what_all_disks_of_a_file_system_need_must_be_free() {
         let dir = tempfile::tempdir().unwrap();
         let new = disk("raw", &dir.path().join("new"));
-        assert!(no_space("b", std::slice::from_ref(&new)).is_empty());
+        assert!(no_space("b", std::slice::from_ref(&new), "--to").is_empty());
         let large = MovedDisk { allocated: 1 << 60, ..new };
-        let [short] = &no_space("b", &[large])[..] else { panic!("it has room") };
+        let [short] = &no_space("b", &[large], "--to")[..] else { panic!("it has room") };
         assert!(short.message.contains("MiB free: make room there"), "{}", short.message);
     }
 }

@@ -83,7 +83,8 @@ pub(super) fn make(
     Ok(made)
 }
 
-fn make_one(
+/// Makes an image under its first name; which file that is. Nothing for a block device.
+pub(crate) fn make_one(
     disk: &MovedDisk,
     path: &Path,
     id: SessionId,
@@ -112,10 +113,17 @@ fn make_one(
 
 /// Gives the images, which are noted by now, their own names.
 pub(super) fn settle(id: SessionId, images: &[LeftImage]) -> Result<(), VmFilesError> {
-    for image in images.iter().filter(|image| image.file.is_some()) {
-        let settled =
-            renameat_with(CWD, first_name(&image.path, id), CWD, &image.path, RenameFlags::NOREPLACE);
-        settled.map_err(|error| VmFilesError::Image { path: image.path.clone(), source: error.into() })?;
+    for image in images {
+        let failed = |source| VmFilesError::Image { path: image.path.clone(), source };
+        settle_one(id, image).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// The same of one image.
+pub(crate) fn settle_one(id: SessionId, image: &LeftImage) -> io::Result<()> {
+    if image.file.is_some() {
+        renameat_with(CWD, first_name(&image.path, id), CWD, &image.path, RenameFlags::NOREPLACE)?;
     }
     Ok(())
 }
@@ -124,19 +132,26 @@ pub(super) fn settle(id: SessionId, images: &[LeftImage]) -> Result<(), VmFilesE
 pub(super) fn remove(id: SessionId, prepare: &Prepare, noted: &[LeftImage]) -> bool {
     let mut removed = true;
     for (_, path) in places(prepare) {
-        // A folder that is not there has no image.
-        let Ok(folder) = Folder::of(path) else { continue };
-        let own = folder.file(path);
         let noted = noted.iter().find(|image| image.path == path).and_then(|image| image.file);
-        let ours = noted.is_some_and(|file| file.is_at(&own));
-        for file in [Some(folder.file(&first_name(path, id))), ours.then_some(own)].into_iter().flatten() {
-            match std::fs::remove_file(file) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!(path = %path.display(), %error, "could not remove the image of a guest that never arrived");
-                    removed = false;
-                }
-                _ => {}
+        removed &= remove_one(id, path, noted);
+    }
+    removed
+}
+
+/// Removes an image under its first name, and the one at its path if it is the one that was noted. False if one is still there.
+pub(crate) fn remove_one(id: SessionId, path: &Path, noted: Option<FileId>) -> bool {
+    // A folder that is not there has no image.
+    let Ok(folder) = Folder::of(path) else { return true };
+    let own = folder.file(path);
+    let ours = noted.is_some_and(|file| file.is_at(&own));
+    let mut removed = true;
+    for file in [Some(folder.file(&first_name(path, id))), ours.then_some(own)].into_iter().flatten() {
+        match std::fs::remove_file(file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %path.display(), %error, "could not remove an image that no guest came to have");
+                removed = false;
             }
+            _ => {}
         }
     }
     removed

@@ -20,7 +20,7 @@ mod filling;
 mod guest_memory;
 mod homecoming;
 mod huge_pages;
-mod images;
+pub(crate) mod images;
 mod launch;
 mod loaded;
 mod monitor;

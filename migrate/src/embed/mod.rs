@@ -277,6 +277,10 @@ impl Migrations for OfEngine {
         self.0.sessions().into_iter().find(|one| one.vm == name && one.outcome.holds_vm())
     }
 
+    fn moving_disk(&self, name: &str) -> Option<String> {
+        self.0.moving_disk(name)
+    }
+
     fn abandon<'a>(&'a self, name: &'a str) -> Abandoning<'a> {
         Box::pin(self.0.abandon(name))
     }

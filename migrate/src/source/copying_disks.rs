@@ -63,6 +63,7 @@ impl Warm {
             let bandwidth = session.spec().bandwidth;
             let Some(copies) = &mut session.copies else { return Ok(()) };
             let states = copies.look().await?;
+            copies.catch_up(&states).await?;
             let progress = copies.progress(&states);
             let now_ready = states.iter().filter(|state| state.ready).count();
             if now_ready != ready && bandwidth.is_some() {

@@ -36,6 +36,29 @@ pub(crate) struct Moving {
     chain: Vec<String>,
 }
 
+/// A disk of a guest, and what stands in the way of a copy.
+#[derive(Debug)]
+pub(crate) struct Known {
+    pub fact: DiskFact,
+    /// As the command line has it, and its path here.
+    pub image: Option<(String, PathBuf)>,
+    pub obstacles: Vec<Blocker>,
+}
+
+/// All disks of a guest, by the names that its command line gives them, too.
+pub(crate) fn known(vm: &VmRecord, mut all: Vec<DiskFact>) -> Result<Vec<Known>, CommandLineError> {
+    let images = Images::of(vm)?;
+    images.name(&mut all);
+    let known = |fact: DiskFact| {
+        let (image, mut obstacles) = (images.find(&fact.file), obstacles(&fact));
+        if image.is_none() && obstacles.is_empty() {
+            obstacles.push(not_on_the_command_line(&fact));
+        }
+        Known { fact, image, obstacles }
+    };
+    Ok(all.into_iter().map(known).collect())
+}
+
 /// Looks at the disks that are to move.
 pub(crate) fn choose(
     vm: &VmRecord,
@@ -47,6 +70,7 @@ pub(crate) fn choose(
         return Ok(choice);
     }
     let images = Images::of(vm)?;
+    images.name(&mut choice.all);
     let every = spec.disks == [ALL_DISKS];
     let (known, read_only) = (&choice.all, |disk: &DiskFact| disk.read_only);
     let names = |disk: &DiskFact, name: &String| disk.names.contains(name);
@@ -107,13 +131,7 @@ pub(crate) fn choose(
                     chain: disk.chain.clone(),
                 });
             }
-            None if why.is_empty() => {
-                let message = format!(
-                    "Disk {} ({}) is not on the command line, so that the destination would not have it: detach it, or start the guest with it",
-                    disk.name, disk.file
-                );
-                choice.blockers.push(Blocker::new(BlockerCode::DiskNotKnown, message).about(&disk.name));
-            }
+            None if why.is_empty() => choice.blockers.push(not_on_the_command_line(disk)),
             _ => choice.blockers.extend(why),
         }
     }
@@ -154,6 +172,14 @@ impl Choice {
 fn listed<'a>(disks: impl IntoIterator<Item = &'a DiskFact>) -> String {
     let names: Vec<&str> = disks.into_iter().map(|disk| disk.name.as_str()).collect();
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+fn not_on_the_command_line(disk: &DiskFact) -> Blocker {
+    let message = format!(
+        "Disk {} ({}) is not on the command line, so that the destination would not have it: detach it, or start the guest with it",
+        disk.name, disk.file
+    );
+    Blocker::new(BlockerCode::DiskNotKnown, message).about(&disk.name)
 }
 
 /// Why a disk cannot be copied, and the way out.
@@ -212,8 +238,8 @@ fn found_nothing(found: &[Blocker]) -> bool {
     found.is_empty()
 }
 
-/// Images of a command line: as written, and as QEMU opened them.
-struct Images(Vec<(String, PathBuf)>);
+/// Images of a command line: as written, as QEMU opened them, and their names.
+struct Images(Vec<(String, PathBuf, Option<String>)>);
 
 impl Images {
     fn of(vm: &VmRecord) -> Result<Self, CommandLineError> {
@@ -228,16 +254,29 @@ impl Images {
             confinement: Confinement::default(),
         };
         let (written, opened) = (line.movable_images()?, line.opened_images(&layout)?);
-        let below = |file: &str| vm.vm_dir.join(file);
-        let all =
-            written.into_iter().zip(opened).map(|(written, opened)| (written.file, below(&opened.file)));
+        let both = written.into_iter().zip(opened).zip(line.image_names()?);
+        let all = both.map(|((written, opened), name)| (written.file, vm.vm_dir.join(opened.file), name));
         Ok(Self(all.collect()))
+    }
+
+    /// Gives disks the names that their images have on the command line: the node of one that was moved here has another.
+    fn name(&self, disks: &mut [DiskFact]) {
+        for disk in disks {
+            let named = self.entry(&disk.file).and_then(|(_, _, name)| name.clone());
+            let Some(name) = named.filter(|name| !disk.names.contains(name)) else { continue };
+            disk.name.clone_from(&name);
+            disk.names.insert(0, name);
+        }
     }
 
     /// The image behind a file that QEMU names.
     fn find(&self, file: &str) -> Option<(String, PathBuf)> {
+        self.entry(file).map(|(written, path, _)| (written.clone(), path.clone()))
+    }
+
+    fn entry(&self, file: &str) -> Option<&(String, PathBuf, Option<String>)> {
         let named = |path: &Path| path == Path::new(file) || path.ends_with(file) && !file.starts_with('/');
-        self.0.iter().find(|(_, path)| named(path)).cloned()
+        self.0.iter().find(|(_, path, _)| named(path))
     }
 }
 

@@ -62,6 +62,8 @@ struct Copying {
     moving: Moving,
     /// Bytes on the wire, both ways.
     sent: Arc<AtomicU64>,
+    /// All that was to be copied when it began.
+    first_total: Option<u64>,
     /// When it was ready for the first time, after the begin.
     copied_ms: Option<f64>,
     /// For the rate: when, and how much was dealt with then.
@@ -113,7 +115,8 @@ impl DiskCopies {
         // QEMU has connected, or will not.
         let _ = std::fs::remove_file(&socket);
         begun.map_err(|source| SourceError::DiskCopy { name, source })?;
-        self.disks.push(Copying { moving, sent, copied_ms: None, looked: (self.begun, 0), rate: 0.0 });
+        let looked = (self.begun, 0);
+        self.disks.push(Copying { moving, sent, first_total: None, copied_ms: None, looked, rate: 0.0 });
         Ok(())
     }
 
@@ -142,6 +145,17 @@ impl DiskCopies {
             }
         }
         Ok(states)
+    }
+
+    /// Holds the copies in step that have been over all of their disk and do not come to their end: the guest writes as fast as it is copied.
+    pub(super) async fn catch_up(&mut self, states: &[CopyState]) -> Result<(), SourceError> {
+        for (disk, state) in self.disks.iter_mut().zip(states) {
+            let first = *disk.first_total.get_or_insert(state.total);
+            if outruns(first, state.done, state.ready) {
+                self.monitor.hold_copy_in_step(state.number).await.map_err(SourceError::Monitor)?;
+            }
+        }
+        Ok(())
     }
 
     /// For people.
@@ -222,6 +236,11 @@ impl DiskCopies {
     }
 }
 
+/// Whether a guest writes as fast as its disk is copied: as much was copied as there was in the beginning, and the copy is not ready.
+pub(crate) fn outruns(first_total: u64, done: u64, ready: bool) -> bool {
+    !ready && first_total > 0 && done >= first_total
+}
+
 /// Of `--bandwidth`, for one of so many copies; 0 for no limit.
 fn share(bandwidth: Option<Bandwidth>, copies: usize) -> u64 {
     bandwidth.map_or(0, |all| (all.0 / u64::try_from(copies.max(1)).unwrap_or(1)).max(1))
@@ -249,6 +268,14 @@ async fn carry(listener: UnixListener, wire: BoxedStream, sent: Arc<AtomicU64>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_guest_outruns_a_copy_that_was_over_all_of_its_disk_and_is_not_ready() {
+        assert!(!outruns(10, 9, false), "it may still come to its end");
+        assert!(outruns(10, 10, false));
+        assert!(!outruns(10, 12, true), "it follows the guest");
+        assert!(!outruns(0, 0, false), "QEMU does not know yet how much there is");
+    }
 
     #[test]
     fn copies_share_the_bandwidth() {

@@ -43,7 +43,7 @@ fn aside(path: &Path, id: &str) -> PathBuf {
 }
 
 /// Where the image is now, if it is anywhere.
-fn see_to(image: &LeftImage, what: SourceDisks, id: &str) -> std::io::Result<Option<PathBuf>> {
+pub(crate) fn see_to(image: &LeftImage, what: SourceDisks, id: &str) -> std::io::Result<Option<PathBuf>> {
     // A device has no other name, and what it holds is not ours to wipe.
     let Some(file) = image.file else { return Ok(Some(image.path.clone())) };
     let aside = aside(&image.path, id);

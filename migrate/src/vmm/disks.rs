@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use vmove_qmp::QmpError;
-use vmove_qmp::disks::{CopyError, CopyOrder, CopyState, DiskFact, ExportOrder};
+use vmove_qmp::disks::{
+    CopyError, CopyOrder, CopyState, DiskFact, ExportOrder, MoveOrder, MoveState, OldImage,
+};
 
 fn moves_none(command: &str) -> QmpError {
     let (class, description) =
@@ -70,6 +72,58 @@ pub trait CopiesDisks: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`QmpError`].
     async fn give_up_copies(&self, _deadline: Duration) -> Result<(), QmpError> {
+        Ok(())
+    }
+}
+
+/// A disk gets another image in the same QEMU.
+#[async_trait]
+pub trait MovesDisks: Send + Sync + fmt::Debug {
+    /// Begins to copy a disk, no more than `speed` bytes per second (0: no limit).
+    ///
+    /// # Errors
+    /// [`QmpError`]; nothing has begun then.
+    async fn begin_move(&self, _order: &MoveOrder, _speed: u64) -> Result<(), QmpError> {
+        Err(moves_none("blockdev-mirror"))
+    }
+
+    /// Where a move stands; `None` if QEMU knows nothing of it.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    async fn move_state(&self, _id: &str) -> Result<Option<MoveState>, QmpError> {
+        Ok(None)
+    }
+
+    /// From here on the guest waits for both images when it writes.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    async fn hold_move_in_step(&self, _id: &str) -> Result<(), QmpError> {
+        Err(moves_none("block-job-change"))
+    }
+
+    /// Gives the guest the new image.
+    ///
+    /// # Errors
+    /// [`QmpError`]; it may have been done all the same.
+    async fn switch_image(&self, _id: &str, _deadline: Duration) -> Result<(), QmpError> {
+        Err(moves_none("block-job-complete"))
+    }
+
+    /// Closes the old image after the switch.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    async fn close_old_image(&self, _id: &str, _old: &OldImage, _deadline: Duration) -> Result<(), QmpError> {
+        Ok(())
+    }
+
+    /// Takes away all that a move has left in QEMU before the switch.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    async fn undo_move(&self, _id: &str, _deadline: Duration) -> Result<(), QmpError> {
         Ok(())
     }
 }

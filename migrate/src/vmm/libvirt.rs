@@ -23,8 +23,8 @@ use vmove_types::time::Mono;
 use vmove_types::vm::Running;
 
 use super::{
-    ArrivingMonitor, CopiesDisks, DeviceMonitor, Halt, InGuestError, Leaving, LeavingMonitor, NotReady,
-    QemuHandle, Ran, TakesDisks,
+    ArrivingMonitor, CopiesDisks, DeviceMonitor, Halt, InGuestError, Leaving, LeavingMonitor, MovesDisks,
+    NotReady, QemuHandle, Ran, TakesDisks,
 };
 
 /// What the source sends in the place of the device state: libvirt may begin its migration.
@@ -185,6 +185,8 @@ impl DeviceMonitor for LeavingDomain {
 
 /// libvirt copies disks (`--copy-storage-all`).
 impl CopiesDisks for LeavingDomain {}
+
+impl MovesDisks for LeavingDomain {}
 
 #[async_trait]
 impl LeavingMonitor for LeavingDomain {

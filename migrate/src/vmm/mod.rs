@@ -31,7 +31,7 @@ use vmove_types::time::Mono;
 use vmove_types::vm::Running;
 
 pub use crate::taps::{Tap, TapsError};
-pub use disks::{CopiesDisks, TakesDisks};
+pub use disks::{CopiesDisks, MovesDisks, TakesDisks};
 pub use qemu::Qemu;
 pub use stand_in::TakeHomeError;
 pub use vmove_node::guest_devices::{DeviceMonitor, InGuestError, Ran};
@@ -214,7 +214,7 @@ pub trait QemuHandle: Send + Sync + fmt::Debug {
 
 /// The monitor of a QEMU whose guest is to leave.
 #[async_trait]
-pub trait LeavingMonitor: DeviceMonitor + CopiesDisks {
+pub trait LeavingMonitor: DeviceMonitor + CopiesDisks + MovesDisks {
     /// What QEMU and guest are made of.
     ///
     /// # Errors

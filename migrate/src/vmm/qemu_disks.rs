@@ -4,15 +4,22 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use vmove_qmp::disks::{self, CopyError, CopyOrder, CopyState, DiskFact, ExportOrder, Writes};
+use vmove_qmp::disks::{
+    self, CopyError, CopyOrder, CopyState, DiskFact, ExportOrder, MoveOrder, MoveState, OldImage, Writes,
+};
 use vmove_qmp::{Client, QmpError};
 
-use super::disks::{CopiesDisks, TakesDisks};
+use super::disks::{CopiesDisks, MovesDisks, TakesDisks};
 use super::qemu::Monitor;
 
 /// QEMU 10 is told shortly before the guest stops. Older ones must be told at the beginning.
 fn changes_over(client: &Client) -> bool {
     client.version().major >= 10
+}
+
+/// How a copy is begun.
+fn first_writes(client: &Client) -> Writes {
+    if changes_over(client) { Writes::Later } else { Writes::AtOnce }
 }
 
 #[async_trait]
@@ -22,8 +29,7 @@ impl CopiesDisks for Monitor {
     }
 
     async fn begin_copy(&self, order: &CopyOrder, speed: u64) -> Result<(), QmpError> {
-        let writes = if changes_over(self.client()) { Writes::Later } else { Writes::AtOnce };
-        disks::begin(self.client(), order, speed, writes).await
+        disks::begin(self.client(), order, speed, first_writes(self.client())).await
     }
 
     async fn copies(&self) -> Result<Vec<CopyState>, QmpError> {
@@ -44,6 +50,33 @@ impl CopiesDisks for Monitor {
 
     async fn give_up_copies(&self, deadline: Duration) -> Result<(), QmpError> {
         disks::give_up(self.client(), deadline).await
+    }
+}
+
+#[async_trait]
+impl MovesDisks for Monitor {
+    async fn begin_move(&self, order: &MoveOrder, speed: u64) -> Result<(), QmpError> {
+        disks::begin_move(self.client(), order, speed, first_writes(self.client())).await
+    }
+
+    async fn move_state(&self, id: &str) -> Result<Option<MoveState>, QmpError> {
+        disks::move_state(self.client(), id).await
+    }
+
+    async fn hold_move_in_step(&self, id: &str) -> Result<(), QmpError> {
+        if changes_over(self.client()) { disks::hold_move_in_step(self.client(), id).await } else { Ok(()) }
+    }
+
+    async fn switch_image(&self, id: &str, deadline: Duration) -> Result<(), QmpError> {
+        disks::switch(self.client(), id, deadline).await
+    }
+
+    async fn close_old_image(&self, id: &str, old: &OldImage, deadline: Duration) -> Result<(), QmpError> {
+        disks::close_old(self.client(), id, old, deadline).await
+    }
+
+    async fn undo_move(&self, id: &str, deadline: Duration) -> Result<(), QmpError> {
+        disks::undo_move(self.client(), id, deadline).await
     }
 }
 

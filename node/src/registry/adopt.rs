@@ -100,7 +100,7 @@ impl Registry {
     /// Lets go of an adopted VM: it runs on, unknown to us.
     pub async fn forget(self: &Arc<Self>, name: &str) -> Result<(), RegistryError> {
         // Before the record is looked up: a migration that ends in between may take it away.
-        self.not_in_session(name)?;
+        self.not_at_work(name)?;
         let record = self.vms.get(name)?;
         if !record.adopted {
             return Err(RegistryError::NotAdopted(name.to_owned()));

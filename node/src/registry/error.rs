@@ -32,7 +32,17 @@ pub enum RegistryError {
         /// Id of the migration.
         migration: String,
     },
-    /// The same, and the other node is lost.
+    /// One of its disks gets another image.
+    #[error(
+        "Disk {disk} of {vm:?} is on its way to another image: wait for its end, or `vmove move-disk {vm} {disk} --cancel`"
+    )]
+    DiskMoves {
+        /// Name of the VM.
+        vm: String,
+        /// The disk.
+        disk: String,
+    },
+    /// A migration holds it, and the other node is lost.
     #[error(
         "{vm:?} is in migration {migration}, which has lost {peer}: wait until that is back, or `vmove stop --force {vm}` ends the VM although memory is missing"
     )]
@@ -143,7 +153,7 @@ impl RegistryError {
     pub const fn code(&self) -> Code {
         match self {
             Self::Store(error) => error.code(),
-            Self::InMigration { .. } | Self::PeerLost { .. } => Code::Busy,
+            Self::InMigration { .. } | Self::PeerLost { .. } | Self::DiskMoves { .. } => Code::Busy,
             Self::NotAbandoned { source: AbandonError::AtWork { .. }, .. } => Code::Busy,
             Self::NotAbandoned { .. } => Code::Internal,
             Self::KnownQemu { .. } => Code::NameTaken,

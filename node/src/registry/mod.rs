@@ -244,6 +244,16 @@ impl Registry {
         }
     }
 
+    /// Refuses while a migration holds the VM, or one of its disks gets another image.
+    ///
+    /// # Errors
+    /// As [`Registry::not_in_session`]; [`RegistryError::DiskMoves`].
+    pub fn not_at_work(&self, name: &str) -> Result<(), RegistryError> {
+        self.not_in_session(name)?;
+        let moving = self.migrations.moving_disk(name);
+        moving.map_or(Ok(()), |disk| Err(RegistryError::DiskMoves { vm: name.to_owned(), disk }))
+    }
+
     /// Adds the record, which makes the VM real, and watches it.
     ///
     /// # Errors

@@ -30,6 +30,18 @@ impl CommandLine {
         Ok(self.places_by(&DRIVERS)?.into_iter().map(|(_, image, _)| image).collect())
     }
 
+    /// The names of the images of [`Self::movable_images`]: ids of drives, names of nodes.
+    ///
+    /// # Errors
+    /// [`CommandLineError::Unreadable`].
+    pub fn image_names(&self) -> Result<Vec<Option<String>>, CommandLineError> {
+        let named = |(at, _, place): (usize, Image, Place)| match place {
+            Place::Drive => Ok(self.items[at].options()?.get("id", false)),
+            Place::Node(name) => Ok(Some(name)),
+        };
+        self.places_by(&DRIVERS)?.into_iter().map(named).collect()
+    }
+
     /// The images of [`Self::movable_images`] as their QEMU opens them: with the placeholders replaced.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use super::{PREFIX, export_name};
 use crate::{Client, QmpError};
 
 /// QEMU answers within milliseconds, unless a server that it connects to does not.
-const TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A disk to be copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +30,16 @@ pub enum Writes {
     Later,
     /// With each write of the guest, which waits for both disks: so that little is missing when it stops.
     AtOnce,
+}
+
+impl Writes {
+    /// What QEMU calls it.
+    pub(super) fn copy_mode(self) -> &'static str {
+        match self {
+            Self::Later => "background",
+            Self::AtOnce => "write-blocking",
+        }
+    }
 }
 
 /// Where a copy stands.
@@ -102,13 +112,9 @@ pub async fn begin(client: &Client, order: &CopyOrder, speed: u64, writes: Write
         "cache": { "no-flush": true, "direct": false }, "read-only": false,
     });
     client.execute_raw("blockdev-add", node, TIMEOUT).await?;
-    let mode = match writes {
-        Writes::Later => "background",
-        Writes::AtOnce => "write-blocking",
-    };
     let job = json!({
         "job-id": job_name(number), "device": order.node, "target": node_name(number), "sync": "full", "speed": speed,
-        "copy-mode": mode, "on-source-error": "report", "on-target-error": "report",
+        "copy-mode": writes.copy_mode(), "on-source-error": "report", "on-target-error": "report",
         "auto-finalize": true, "auto-dismiss": false,
     });
     let begun = client.execute_raw("blockdev-mirror", job, TIMEOUT).await;
@@ -238,7 +244,7 @@ pub async fn give_up(client: &Client, deadline: Duration) -> Result<(), QmpError
 }
 
 /// It may have gone by itself meanwhile, or be about to.
-fn refused_is_fine(asked: Result<Value, QmpError>, late: bool) -> Result<(), QmpError> {
+pub(super) fn refused_is_fine(asked: Result<Value, QmpError>, late: bool) -> Result<(), QmpError> {
     match asked {
         Err(error) if error.is_refusal() && !late => Ok(()),
         other => other.map(drop),

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use std::time::Duration;
 
+use super::MOVED_NODE;
 use super::copy::is_copy;
 use crate::{Client, QmpError};
 
@@ -46,6 +47,12 @@ pub struct DiskFact {
     pub job: Option<(String, String)>,
     /// Others may write to it while the guest has it (`share-rw=on`).
     pub shared: bool,
+    /// It is opened past the page cache (`cache.direct=on`).
+    pub direct: bool,
+    /// Flushes are dropped (`cache.no-flush=on`).
+    pub no_flush: bool,
+    /// What becomes of zeros that the guest writes: `off`, `on` or `unmap`.
+    pub detect_zeroes: String,
 }
 
 /// All media in the guest's drives.
@@ -81,7 +88,7 @@ fn fact(drive: &Value, nodes: &Value, jobs: &Value) -> Option<DiskFact> {
     // `/machine/peripheral/vda/virtio-backend` is the device `vda`.
     let device = qdev.strip_prefix("/machine/peripheral/").and_then(|rest| rest.split('/').next());
     let device = device.unwrap_or(&qdev).to_owned();
-    let given = |name: &String| !name.is_empty() && !name.starts_with('#');
+    let given = |name: &String| !name.is_empty() && !name.starts_with('#') && !name.starts_with(MOVED_NODE);
     let mut names: Vec<String> = [&drive_id, &node].into_iter().filter(|name| given(name)).cloned().collect();
     names.extend(Some(device).filter(|name| !name.is_empty()));
     let file = text("/inserted/file");
@@ -122,6 +129,11 @@ fn fact(drive: &Value, nodes: &Value, jobs: &Value) -> Option<DiskFact> {
         chain,
         job,
         shared: false,
+        direct: flag("/inserted/cache/direct"),
+        no_flush: flag("/inserted/cache/no-flush"),
+        detect_zeroes: Some(text("/inserted/detect_zeroes"))
+            .filter(|is| !is.is_empty())
+            .unwrap_or_else(|| "off".to_owned()),
         names,
         node,
         file,

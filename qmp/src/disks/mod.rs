@@ -5,21 +5,31 @@
 //! guest - disk - mirror - NBD client === socket … socket === NBD server - image      QEMU with -incoming
 //! ```
 //!
+//! A disk can also get another image on its own host ([`begin_move`]).
+//!
 //! A copy is *in step* when the target holds all but what the guest is writing. It is ended by [`finish`] once the guest stands still: then
 //! it holds everything, and neither QEMU touches it any more.
 
 mod copy;
 mod export;
 mod fact;
+mod relocate;
 
 pub use copy::{
     CopyError, CopyOrder, CopyState, Writes, begin, finish, give_up, hold_in_step, set_speed, states,
 };
 pub use export::{ExportOrder, end_exports, export, flush};
 pub use fact::{DiskFact, disks};
+pub use relocate::{
+    MoveOrder, MoveState, OldImage, begin_move, close_old, has_moved, hold_move_in_step, move_state, switch,
+    undo_move,
+};
 
 /// Names of what is made in a QEMU for copies begin so: whoever finds them later knows whose they are.
 const PREFIX: &str = "vmove-disk";
+
+/// The block node of a disk that has got another image: nobody gave the disk this name.
+const MOVED_NODE: &str = "vmove-to-";
 
 /// The name of the export of the disk of this number.
 fn export_name(number: usize) -> String {

@@ -10,6 +10,7 @@ mod failing_disk;
 mod groups;
 mod huge_pages;
 mod lost_for_good;
+mod move_disk;
 mod out_of_memory;
 mod remains;
 mod resuming;

@@ -20,6 +20,7 @@ mod io_threads;
 mod locked;
 mod modes;
 mod monitoring;
+mod move_disk;
 mod old_kernel;
 mod pinned;
 mod remote;

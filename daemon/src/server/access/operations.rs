@@ -68,6 +68,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation::new("showTuning", "GET", "/v1/tuning", Role::Viewer),
     Operation::new("showVm", "GET", "/v1/vms/{name}", Role::Viewer),
     Operation::new("checkVm", "GET", "/v1/vms/{name}/check", Role::Viewer),
+    Operation::new("listDisks", "GET", "/v1/vms/{name}/disks", Role::Viewer),
     Operation::new("showForkTree", "GET", "/v1/vms/{name}/tree", Role::Viewer),
     Operation::new("listForks", "GET", "/v1/forks", Role::Viewer),
     Operation::new("showFork", "GET", "/v1/forks/{id}", Role::Viewer),
@@ -93,6 +94,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation::new("removeTemplate", "DELETE", "/v1/templates/{name}", Role::Operator),
     Operation::new("setVmState", "PUT", "/v1/vms/{name}/state", Role::Operator),
     Operation::new("attachDevice", "POST", "/v1/vms/{name}/devices/{role}/attach", Role::Operator),
+    Operation::new("cancelDiskMove", "DELETE", "/v1/vms/{name}/disks/{disk}/move", Role::Operator),
     // With `force`: admin.
     Operation::new("stopVm", "DELETE", "/v1/vms/{name}", Role::Operator),
     Operation::new("runVm", "POST", "/v1/vms", Role::Admin),
@@ -102,6 +104,8 @@ pub const OPERATIONS: &[Operation] = &[
     Operation::new("reclaimMigration", "POST", "/v1/migrations/{id}/reclaim", Role::Admin),
     // The caller's word alone keeps the guest from running twice.
     Operation::new("restoreTemplate", "POST", "/v1/templates/{name}/restore", Role::Admin),
+    // It makes a file wherever it is told.
+    Operation::new("moveDisk", "POST", "/v1/vms/{name}/disks/{disk}/move", Role::Admin),
     // It has memory of guests of other nodes come.
     Operation::new("answerLibvirt", "POST", "/v1/libvirt/hook", Role::Admin),
     // It may run programs of the configuration.

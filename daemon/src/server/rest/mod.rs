@@ -1,6 +1,7 @@
 //! REST: one router for the control socket and the peer port. Who may ask what is decided before a handler begins.
 
 mod devices;
+mod disks;
 mod fabric;
 mod forks;
 mod groups;
@@ -41,6 +42,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/vms/{name}/state", axum::routing::put(vms::set_state))
         .route("/v1/vms/{name}/check", get(vms::check))
         .route("/v1/vms/{name}/devices/{role}/attach", post(vms::attach_device))
+        .route("/v1/vms/{name}/disks", get(disks::list))
+        .route("/v1/vms/{name}/disks/{disk}/move", post(disks::begin).delete(disks::cancel))
         .route("/v1/vms/{name}/tree", get(forks::tree))
         .route("/v1/children/{name}", delete(forks::kill))
         .route("/v1/vms/{name}/promote", post(forks::promote))

@@ -1,0 +1,119 @@
+//! Which disks of this node get another image just now, and what came of those that did.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio_util::sync::CancellationToken;
+use vmove_types::disk_move::DiskMove;
+
+/// Moves that have ended and are still told of.
+const REMEMBERED: usize = 32;
+
+/// All moves of disks of a node. A VM has one at a time at most.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct DiskMoves(Arc<Mutex<VecDeque<Arc<Told>>>>);
+
+/// A move: what is told of it.
+#[derive(Debug)]
+pub(crate) struct Told {
+    now: Mutex<DiskMove>,
+    /// Calls it off.
+    pub(crate) cancel: CancellationToken,
+}
+
+impl Told {
+    pub(crate) fn new(begun: DiskMove) -> Arc<Self> {
+        Arc::new(Self { now: Mutex::new(begun), cancel: CancellationToken::new() })
+    }
+
+    /// As it is now.
+    pub(crate) fn now(&self) -> DiskMove {
+        self.lock().clone()
+    }
+
+    pub(crate) fn update(&self, change: impl FnOnce(&mut DiskMove)) {
+        change(&mut self.lock());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, DiskMove> {
+        // Fields are set one by one, and only told: a panic leaves none that matters.
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl DiskMoves {
+    /// Enters a move, unless a disk of its VM moves already: then this is the disk.
+    pub(crate) fn enter(&self, told: Arc<Told>) -> Result<(), String> {
+        let mut all = self.lock();
+        let vm = told.now().vm;
+        if let Some(disk) = held(&all, &vm) {
+            return Err(disk);
+        }
+        all.push_front(told);
+        let ended = |told: &Arc<Told>| told.now().state.has_ended();
+        while all.len() > REMEMBERED && all.back().is_some_and(ended) {
+            all.pop_back();
+        }
+        Ok(())
+    }
+
+    /// Forgets a move that has not begun.
+    pub(crate) fn forget(&self, told: &Arc<Told>) {
+        self.lock().retain(|known| !Arc::ptr_eq(known, told));
+    }
+
+    /// The disk of this VM that moves now.
+    pub(crate) fn of(&self, vm: &str) -> Option<String> {
+        held(&self.lock(), vm)
+    }
+
+    /// Moves of disks of this VM, the newest first.
+    pub(crate) fn all_of(&self, vm: &str) -> Vec<Arc<Told>> {
+        self.lock().iter().filter(|told| told.now().vm == vm).cloned().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Told>>> {
+        // Single insertions and removals: a panic leaves nothing half done.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn held(all: &VecDeque<Arc<Told>>, vm: &str) -> Option<String> {
+    let moves = all.iter().map(|told| told.now()).find(|one| one.vm == vm && !one.state.has_ended());
+    moves.map(|one| one.disk)
+}
+
+#[cfg(test)]
+mod tests {
+    use vmove_types::disk_move::DiskMoveState;
+
+    use super::*;
+
+    fn told(vm: &str, disk: &str) -> Arc<Told> {
+        Told::new(DiskMove { vm: vm.to_owned(), disk: disk.to_owned(), ..DiskMove::default() })
+    }
+
+    #[test]
+    fn a_vm_has_one_move_at_a_time_and_the_newest_are_remembered() {
+        let moves = DiskMoves::default();
+        let first = told("a", "vda");
+        moves.enter(Arc::clone(&first)).unwrap();
+        assert_eq!(moves.enter(told("a", "vdb")), Err("vda".to_owned()));
+        moves.enter(told("b", "vda")).unwrap();
+        first.update(|it| it.state = DiskMoveState::Closing);
+        assert_eq!(moves.of("a").as_deref(), Some("vda"), "not before all is done");
+        first.update(|it| it.state = DiskMoveState::Moved);
+        assert_eq!(moves.of("a"), None);
+        for number in 0..REMEMBERED {
+            let next = told("a", &number.to_string());
+            moves.enter(Arc::clone(&next)).unwrap();
+            next.update(|it| it.state = DiskMoveState::Failed);
+        }
+        let known = moves.all_of("a");
+        assert_eq!(known[0].now().disk, (REMEMBERED - 1).to_string());
+        assert!(!known.iter().any(|told| Arc::ptr_eq(told, &first)), "the oldest is forgotten");
+        assert_eq!(moves.of("b").as_deref(), Some("vda"), "one at work is not");
+        moves.forget(&known[0]);
+        assert_eq!(moves.all_of("a").len(), known.len() - 1);
+    }
+}

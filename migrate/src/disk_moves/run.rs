@@ -1,0 +1,349 @@
+//! The course of a move: what QEMU says is followed until the guest has the new image, or the old one for good.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tracing::Instrument as _;
+use vmove_node::blocking::run_blocking;
+use vmove_node::journal::Journal;
+use vmove_qmp::cmdline::{CommandLineError, NewImage};
+use vmove_qmp::disks::{MoveState, OldImage, has_moved};
+use vmove_qmp::{CommandLine, QmpError};
+use vmove_types::disk::SourceDisks;
+use vmove_types::disk_move::{DiskMove, DiskMoveState};
+use vmove_types::problem::chain;
+use vmove_types::time::Mono;
+
+use super::record::{MoveRecord, Step};
+use crate::destination::images;
+use crate::disk_holds::Told;
+use crate::node::Node;
+use crate::source::disk_copies::outruns;
+use crate::source::disks_aside::see_to;
+use crate::vmm::LeavingMonitor;
+
+/// How often it is looked how far the copy is.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Between attempts at what does not work: a monitor that does not answer, a full disk.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+/// For the guest to get the new image. Longer on slow storage: then it is waited for again.
+const SWITCH_TIMEOUT: Duration = Duration::from_secs(30);
+/// For QEMU to end a job, or to close an image.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why a copy is over of which QEMU tells nothing.
+const UNKNOWN_JOB: &str = "QEMU knows nothing of it any more";
+
+/// How a move ends.
+#[derive(Debug)]
+enum End {
+    Moved,
+    Cancelled,
+    Failed(String),
+}
+
+/// Follows a move.
+pub(super) struct Mover {
+    node: Arc<Node>,
+    journal: Journal<MoveRecord>,
+    told: Arc<Told>,
+    begun: Mono,
+    /// For the rate: when, and how much was dealt with then.
+    looked: (Mono, u64),
+    /// All that was to be copied when this process first looked.
+    first_total: Option<u64>,
+    /// The guest writes to both images.
+    held: bool,
+}
+
+impl Mover {
+    pub(super) fn new(node: Arc<Node>, journal: Journal<MoveRecord>, told: Arc<Told>) -> Self {
+        let begun = Mono::now();
+        Self { node, journal, told, begun, looked: (begun, 0), first_total: None, held: false }
+    }
+
+    /// Follows a move in a task of its own: one that has just begun, or one that an earlier process of the daemon has left.
+    pub(super) fn spawn(self) {
+        let span = tracing::info_span!("disk_move", id = %self.journal.record().id);
+        vmove_node::task::spawn(self.run().instrument(span));
+    }
+
+    async fn run(mut self) {
+        let end = loop {
+            let vm = &self.journal.record().vm;
+            if self.node.config.vmm.has_ended(vm) {
+                break self.without_qemu().await;
+            }
+            let stepped = match self.node.config.vmm.monitor(vm).await {
+                Ok(monitor) => self.step(&*monitor).await,
+                Err(error) => Err(error),
+            };
+            match stepped {
+                Ok(Some(end)) => break end,
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::debug!(error = chain(&error), "a step of the move of a disk is tried again");
+                    sleep(TRY_AGAIN).await;
+                }
+            }
+        };
+        self.close_journal().await;
+        let told = &self.told;
+        match end {
+            End::Moved => told.update(|it| it.state = DiskMoveState::Moved),
+            End::Cancelled => told.update(|it| it.state = DiskMoveState::Cancelled),
+            End::Failed(why) => told.update(|it| (it.state, it.error) = (DiskMoveState::Failed, Some(why))),
+        }
+        let DiskMove { vm, disk, state, error, .. } = told.now();
+        tracing::info!(vm, disk, ?state, error, "the move of a disk has ended");
+    }
+
+    /// Takes the next step; its end, if that was the last.
+    async fn step(&mut self, monitor: &dyn LeavingMonitor) -> Result<Option<End>, QmpError> {
+        match self.journal.record().step {
+            Step::Making => {
+                let why = "vmoved ended before the copy had begun; the guest has its disk as before";
+                Ok(Some(self.undo(monitor, End::Failed(why.to_owned())).await?))
+            }
+            Step::Copying => self.copy(monitor).await,
+            Step::Switching => self.switch(monitor).await,
+            Step::Moved => self.close(monitor).await.map(Some),
+        }
+    }
+
+    async fn copy(&mut self, monitor: &dyn LeavingMonitor) -> Result<Option<End>, QmpError> {
+        if self.told.cancel.is_cancelled() {
+            return Ok(Some(self.undo(monitor, End::Cancelled).await?));
+        }
+        let id = self.journal.record().short_id();
+        match monitor.move_state(&id).await? {
+            Some(MoveState::Copying { total, done, ready, in_step }) => {
+                self.tell_progress(total, done, ready);
+                let first = *self.first_total.get_or_insert(total);
+                if (ready || outruns(first, done, ready)) && !self.held {
+                    monitor.hold_move_in_step(&id).await?;
+                    self.held = true;
+                }
+                if in_step && self.held {
+                    return Ok(self.enter_switch().await);
+                }
+                tokio::select! {
+                    () = sleep(LOOK_INTERVAL) => {}
+                    () = self.told.cancel.cancelled() => {}
+                }
+                Ok(None)
+            }
+            Some(MoveState::Ended(why)) => self.after_the_job(monitor, why).await,
+            None => self.after_the_job(monitor, Some(UNKNOWN_JOB.to_owned())).await,
+        }
+    }
+
+    /// Notes that QEMU is about to be asked. Without that, a later process would not know that the guest may have either image.
+    async fn enter_switch(&mut self) -> Option<End> {
+        if let Err(error) = self.journal.update(|r| r.step = Step::Switching) {
+            let path = self.journal.path().display().to_string();
+            tracing::warn!(path, %error, "the copy of a disk is in step, and waits until the journal can be written");
+            self.told.update(|it| it.problem = Some(format!("Cannot write {path}: {error}; trying again")));
+            sleep(TRY_AGAIN).await;
+            return None;
+        }
+        let took = Mono::now().ms_since(self.begun);
+        self.told.update(|it| {
+            it.problem = None;
+            it.copy_ms = Some(took);
+            it.state = DiskMoveState::Switching;
+        });
+        None
+    }
+
+    async fn switch(&mut self, monitor: &dyn LeavingMonitor) -> Result<Option<End>, QmpError> {
+        let id = self.journal.record().short_id();
+        let asked = Mono::now();
+        let switched = match monitor.move_state(&id).await? {
+            Some(MoveState::Copying { .. }) => monitor.switch_image(&id, SWITCH_TIMEOUT).await,
+            _ => Ok(()),
+        };
+        let took = Mono::now().ms_since(asked);
+        match monitor.move_state(&id).await? {
+            // Slow storage: it is waited for again.
+            Some(MoveState::Copying { .. }) => switched.map(|()| None),
+            Some(MoveState::Ended(why)) => {
+                self.told.update(|it| it.switch_ms = Some(took));
+                self.after_the_job(monitor, why).await
+            }
+            None => self.after_the_job(monitor, Some(UNKNOWN_JOB.to_owned())).await,
+        }
+    }
+
+    /// QEMU copies no more: it says which image the guest has, whoever ended the job.
+    async fn after_the_job(
+        &mut self,
+        monitor: &dyn LeavingMonitor,
+        why: Option<String>,
+    ) -> Result<Option<End>, QmpError> {
+        if has_moved(&monitor.disks().await?, &self.journal.record().short_id()) {
+            // Whether this can be written down or not: a later process finds out as this one did.
+            let _ = self.journal.update_owing(|r| r.step = Step::Moved);
+            self.told.update(|it| it.state = DiskMoveState::Closing);
+            return Ok(None);
+        }
+        self.told.update(|it| it.switch_ms = None);
+        let why = why.unwrap_or_else(|| "QEMU does not say why".to_owned());
+        let why = format!("The copy ended: {why}; the guest has its disk as before");
+        Ok(Some(self.undo(monitor, End::Failed(why)).await?))
+    }
+
+    /// The guest has the new image: its record names that, and the old one is closed and put aside.
+    async fn close(&mut self, monitor: &dyn LeavingMonitor) -> Result<End, QmpError> {
+        self.follow_record().await;
+        let record = self.journal.record();
+        let MoveRecord { node, file, below, .. } = record.clone();
+        let old = OldImage { node, file, below };
+        if let Err(error) = monitor.close_old_image(&record.short_id(), &old, CLOSE_TIMEOUT).await {
+            if self.node.config.vmm.has_ended(&self.journal.record().vm) {
+                return Err(error);
+            }
+            let why = format!("QEMU still has the old image open: {}", chain(&error));
+            self.told.update(|it| it.problem = Some(why));
+        }
+        self.put_aside().await;
+        Ok(End::Moved)
+    }
+
+    /// Whoever moves, forks or shows the VM must know of the new image.
+    async fn follow_record(&self) {
+        let record = self.journal.record().clone();
+        let (vms, vm) = (Arc::clone(&self.node.vms), record.vm.clone());
+        let change = move || {
+            vms.change_owing(&vm, |now| {
+                match on_new_image(&now.command_line, &record) {
+                    Ok(line) => now.command_line = line,
+                    Err(error) => {
+                        tracing::error!(
+                            error = chain(&error),
+                            "the command line of a VM does not name its new disk"
+                        );
+                    }
+                }
+                // It is at a path that somebody chose: it stays when the VM ends.
+                now.overlays.retain(|own| *own != record.from.path);
+            })
+        };
+        match run_blocking(change).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
+                tracing::error!(error = chain(&error), "the record of a VM does not name its new disk")
+            }
+            Err(error) => {
+                tracing::error!(error = chain(&error), "the record of a VM does not name its new disk")
+            }
+        }
+        // The journal must stay until the record is on the disk.
+        while self.node.vms.owed(&self.journal.record().vm.name).is_some() {
+            sleep(TRY_AGAIN).await;
+        }
+    }
+
+    async fn put_aside(&self) {
+        let record = self.journal.record().clone();
+        // One that was made for this VM alone would be left for ever.
+        let what = if record.own { SourceDisks::Delete } else { record.source_disks };
+        let done = run_blocking(move || see_to(&record.from, what, &record.id.to_string())).await;
+        let old = self.journal.record().from.path.clone();
+        self.told.update(|it| match done {
+            Ok(Ok(left)) => it.left_at = left.map(|path| path.to_string_lossy().into_owned()),
+            failed => {
+                let why = match failed {
+                    Ok(Err(error)) => error.to_string(),
+                    other => format!("{:?}", other.map(drop)),
+                };
+                it.left_at = Some(old.to_string_lossy().into_owned());
+                it.problem.get_or_insert(format!("The old image could not be put aside: {why}"));
+            }
+        });
+    }
+
+    /// QEMU has ended, and the guest with it.
+    async fn without_qemu(&mut self) -> End {
+        let MoveRecord { from, to, step, own, .. } = self.journal.record().clone();
+        let (old, new) = (from.path.display(), to.path.display());
+        match step {
+            Step::Making | Step::Copying => {
+                self.remove_image().await;
+                End::Failed(format!("The guest's QEMU ended while its disk was copied; its disk is {old}"))
+            }
+            Step::Switching if own => End::Failed(format!(
+                "The guest's QEMU ended while it was given the new image, which is left as it was then: {new}"
+            )),
+            Step::Switching => End::Failed(format!(
+                "The guest's QEMU ended while it was given the new image: {new} is what it had last if it got that, {old} if not. Both are kept"
+            )),
+            Step::Moved => {
+                self.put_aside().await;
+                End::Moved
+            }
+        }
+    }
+
+    /// Takes the new image away. The guest keeps the old one.
+    async fn undo(&mut self, monitor: &dyn LeavingMonitor, end: End) -> Result<End, QmpError> {
+        monitor.undo_move(&self.journal.record().short_id(), CLOSE_TIMEOUT).await?;
+        self.remove_image().await;
+        Ok(end)
+    }
+
+    async fn remove_image(&self) {
+        let MoveRecord { id, to, .. } = self.journal.record().clone();
+        let shown = to.path.display().to_string();
+        let removed = run_blocking(move || images::remove_one(id, &to.path, to.file)).await;
+        if !removed.unwrap_or(false) {
+            self.told.update(|it| it.problem = Some(format!("{shown} could not be removed: remove it")));
+        }
+    }
+
+    fn tell_progress(&mut self, total: u64, done: u64, ready: bool) {
+        let (since, before) = self.looked;
+        let now = Mono::now();
+        let took = now.since(since);
+        let rate = (took >= LOOK_INTERVAL).then(|| done.saturating_sub(before) as f64 / took.as_secs_f64());
+        if rate.is_some() {
+            self.looked = (now, done);
+        }
+        self.told.update(|it| {
+            let told = &mut it.progress;
+            (told.bytes_total, told.bytes_done, told.in_step) = (total, done, ready);
+            told.rate_bytes_per_s = rate.unwrap_or(told.rate_bytes_per_s);
+            let left = total.saturating_sub(done) as f64;
+            let going = told.rate_bytes_per_s > 0.0 && !ready;
+            told.eta_ms = going.then(|| left / told.rate_bytes_per_s * 1e3);
+        });
+    }
+
+    async fn close_journal(&mut self) {
+        let path = self.journal.path().to_owned();
+        let node = Arc::clone(&self.node);
+        let removed = run_blocking(move || remove(&node, &path)).await;
+        if !removed.unwrap_or(false) {
+            tracing::warn!(path = %self.journal.path().display(), "the journal of a move of a disk stays; it is taken up once more at the next start");
+        }
+    }
+}
+
+fn remove(node: &Node, path: &Path) -> bool {
+    node.disk().remove_file(path).is_ok()
+}
+
+/// The command line with the new image in place of the old one. One that has it already stays as it is.
+fn on_new_image(words: &[String], record: &MoveRecord) -> Result<Vec<String>, CommandLineError> {
+    let mut line = CommandLine::parse(words.iter().map(Into::into).collect())?;
+    let new = NewImage {
+        image: record.image.clone(),
+        file: record.to.path.to_str().map(str::to_owned),
+        format: record.format.clone(),
+        is_device: record.is_device,
+    };
+    line.move_image(&new)?;
+    Ok(line.to_argv().into_iter().map(|word| word.to_string_lossy().into_owned()).collect())
+}

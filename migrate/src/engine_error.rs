@@ -1,0 +1,98 @@
+//! Why the engine does not take a request.
+
+use std::path::PathBuf;
+
+use vmove_node::migrations::AbandonError;
+use vmove_node::peer::SessionId;
+use vmove_node::store::VmStoreError;
+use vmove_types::choice::Choice;
+
+/// Why a request was not taken.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// Unknown VM, or its record cannot be used.
+    #[error(transparent)]
+    Vm(#[from] VmStoreError),
+    /// The VM is in a migration already.
+    #[error("{vm:?} is in migration {session} already: see `vmove status`, or `vmove cancel {session}`")]
+    Busy {
+        /// The VM.
+        vm: String,
+        /// The session.
+        session: SessionId,
+    },
+    /// One of its disks gets another image.
+    #[error(
+        "Disk {disk} of {vm:?} is on its way to another image: wait for its end, or `vmove move-disk {vm} {disk} --cancel`"
+    )]
+    DiskMoves {
+        /// The VM.
+        vm: String,
+        /// The disk.
+        disk: String,
+    },
+    /// No such session.
+    #[error("No migration {0} on this node: `vmove history` shows those there were")]
+    UnknownSession(String),
+    /// It cannot be ended.
+    #[error(transparent)]
+    Abandon(#[from] AbandonError),
+    /// The guest must not run here.
+    #[error("Migration {0} cannot be reclaimed: {1}")]
+    NotReclaimable(SessionId, &'static str),
+    /// The guest was to run here again.
+    #[error("The guest of migration {0} did not resume at the source: {1}")]
+    NotResumed(SessionId, String),
+    /// The guest is to read there, and does so faster from here.
+    #[error("{vm:?} is to {choice}. To send it all the same, leave out how much it reads ({basis})", basis = choice.basis)]
+    Stays {
+        /// The VM.
+        vm: String,
+        /// What each way costs.
+        choice: Box<Choice>,
+    },
+    /// It could not be told what the guest touches.
+    #[error("Could not watch {vm:?}")]
+    NotWatched {
+        /// The VM.
+        vm: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Too late.
+    #[error(
+        "Migration {0} has handed the guest over and can no longer be cancelled: it runs at the destination"
+    )]
+    TooLate(SessionId),
+    /// No such group.
+    #[error("No group {0} on this node: `vmove history` shows those there were")]
+    UnknownGroup(String),
+    /// All of its guests go forward.
+    #[error("Group {0} is decided and can no longer be cancelled: every guest goes to its destination")]
+    GroupTooLate(SessionId),
+    /// The options are out of range.
+    #[error("{0}")]
+    BadSpec(String),
+    /// The guest is on no visit here.
+    #[error("{vm:?} is not here for a visit: {why}")]
+    NotVisiting {
+        /// The VM, or a migration.
+        vm: String,
+        /// What it is instead.
+        why: String,
+    },
+    /// Nothing to recover.
+    #[error("Migration {0} needs no recovery: it is {1}")]
+    NothingToRecover(SessionId, String),
+    /// The state directory cannot be used.
+    #[error("Could not use {path}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: std::io::Error,
+    },
+}
