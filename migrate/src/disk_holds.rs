@@ -1,6 +1,7 @@
 //! Which disks of this node get another image just now, and what came of those that did.
 
 use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
@@ -67,6 +68,15 @@ impl DiskMoves {
         held(&self.lock(), vm)
     }
 
+    /// Another move that is under way to the same file or device.
+    pub(crate) fn other_to(&self, told: &Arc<Told>) -> Option<DiskMove> {
+        let own = real(&told.now().to);
+        let all = self.lock();
+        let others = all.iter().filter(|known| !Arc::ptr_eq(known, told)).map(|known| known.now());
+        let mut others = others.filter(|other| !other.state.has_ended());
+        others.find(|other| real(&other.to) == own)
+    }
+
     /// Moves of disks of this VM, the newest first.
     pub(crate) fn all_of(&self, vm: &str) -> Vec<Arc<Told>> {
         self.lock().iter().filter(|told| told.now().vm == vm).cloned().collect()
@@ -76,6 +86,13 @@ impl DiskMoves {
         // Single insertions and removals: a panic leaves nothing half done.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The path without links, as far as it is there.
+fn real(path: &str) -> PathBuf {
+    let path = Path::new(path);
+    let folder = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
+    path.canonicalize().ok().or_else(folder).unwrap_or_else(|| path.to_owned())
 }
 
 fn held(all: &VecDeque<Arc<Told>>, vm: &str) -> Option<String> {
@@ -113,6 +130,14 @@ mod tests {
         assert_eq!(known[0].now().disk, (REMEMBERED - 1).to_string());
         assert!(!known.iter().any(|told| Arc::ptr_eq(told, &first)), "the oldest is forgotten");
         assert_eq!(moves.of("b").as_deref(), Some("vda"), "one at work is not");
+        let (one, other) = (told("c", "vda"), told("d", "vda"));
+        for (told, path) in [(&one, "/tmp/x"), (&other, "/tmp/../tmp/x")] {
+            told.update(|it| it.to = path.to_owned());
+            moves.enter(Arc::clone(told)).unwrap();
+        }
+        assert_eq!(moves.other_to(&other).map(|other| other.vm).as_deref(), Some("c"));
+        one.update(|it| it.state = DiskMoveState::Cancelled);
+        assert_eq!(moves.other_to(&other), None);
         moves.forget(&known[0]);
         assert_eq!(moves.all_of("a").len(), known.len() - 1);
     }

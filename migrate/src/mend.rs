@@ -11,6 +11,7 @@ use crate::devices::attach::attach;
 use crate::devices::of_role;
 use crate::engine::Engine;
 use vmove_node::peer::SessionId;
+use vmove_node::record::VmRecord;
 use vmove_node::store::VmStoreError;
 
 /// Why a guest was not given a device.
@@ -62,12 +63,14 @@ impl Engine {
         self.node.config.devices.take(vm, &device.request).await?;
         let monitor = self.node.config.vmm.monitor(&record).await?;
         device.bus = attach(&*self.node.config.vmm, &record, &*monitor, &device).await?.bus;
-        let mut now = self.node.vms.get(vm)?;
-        let known = now.devices.iter_mut().find(|known| known.request.role == role);
-        if let Some(known) = known.filter(|known| **known != device) {
-            known.clone_from(&device);
-            self.node.vms.put_owing(now)?;
-        }
+        let own = device.clone();
+        let change = |now: &mut VmRecord| {
+            let known = now.devices.iter_mut().find(|known| known.request.role == role);
+            if let Some(known) = known.filter(|known| **known != own) {
+                *known = own;
+            }
+        };
+        self.node.vms.change_owing(&record, change)?;
         Ok(device)
     }
 }

@@ -1,5 +1,6 @@
 //! What the two sides of a session must find again after a kill: the lines of their journals.
 
+use std::fs::Metadata;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -94,10 +95,14 @@ pub struct FileId {
 impl FileId {
     /// The regular file that has this path now.
     pub(crate) fn at(path: &Path) -> std::io::Result<Option<Self>> {
-        let meta = path.symlink_metadata()?;
+        Ok(Self::of(&path.symlink_metadata()?))
+    }
+
+    /// The regular file of which this was told.
+    pub(crate) fn of(meta: &Metadata) -> Option<Self> {
         let born = meta.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
         let born = born.and_then(|at| u64::try_from(at.as_nanos()).ok());
-        Ok(meta.is_file().then(|| Self { dev: meta.dev(), ino: meta.ino(), born }))
+        meta.is_file().then(|| Self { dev: meta.dev(), ino: meta.ino(), born })
     }
 
     /// Whether this file has this path (still).

@@ -405,6 +405,9 @@ impl Engine {
         journal: Journal<SourceRecord>,
     ) -> Result<(), EngineError> {
         let r = journal.record();
+        if let Some(disk) = self.node.disk_moves.of(&r.vm.name) {
+            return Err(EngineError::DiskMoves { vm: r.vm.name.clone(), disk });
+        }
         if matches!(r.state, SourceState::Released | SourceState::Committed) && r.freed {
             return Err(EngineError::NothingToRecover(id, "complete".to_owned()));
         }

@@ -212,6 +212,14 @@ impl<R: Serialize + DeserializeOwned + Clone, F: DiskFile> Journal<R, F> {
         self.append()
     }
 
+    /// Waits until all lines are on the disk: for what outlives the kernel.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.sync()
+    }
+
     /// Whether the record is newer than the last line.
     pub const fn is_owed(&self) -> bool {
         self.owed

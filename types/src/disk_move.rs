@@ -72,6 +72,8 @@ pub struct DiskMove {
     pub began_at: String,
     /// How far the copy is.
     pub progress: DiskProgress,
+    /// How long the guest stood still when the copy began, in milliseconds. 0 with QEMUs before 8.0, and if it was paused.
+    pub begin_pause_ms: f64,
     /// From its begin until the copy was in step, in milliseconds.
     pub copy_ms: Option<f64>,
     /// How long the switch took, in milliseconds: requests of the guest to this disk waited at most that long. The guest itself does not stop.

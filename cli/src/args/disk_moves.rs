@@ -30,9 +30,9 @@ pub struct Disks {
   vmove move-disk web vda --cancel
 
 QEMU copies the disk into a new image of its size and format, while the guest works on the old one, and gives it to the guest once it
-lacks nothing. What the guest asks of this disk during that switch waits for some milliseconds; the guest itself does not stop. Images
-below a qcow2 image become part of the new one. Until the switch nothing is lost whatever fails: the guest has its old disk. vmoved may be
-restarted meanwhile.
+lacks nothing. With QEMU 8.0 and newer the guest stands still for some milliseconds when the copy begins. What it asks of this disk during
+the switch waits for some milliseconds. Images below a qcow2 image become part of the new one. Until the switch the guest has its old disk,
+whatever fails. vmoved may be restarted meanwhile.
 
 Ctrl-C calls it off; a second Ctrl-C leaves it running, and ends with 130. To another node, disks go with their guest: `vmove migrate
 --disks`.")]

@@ -82,7 +82,9 @@ fn told(one: &DiskMove) -> String {
 fn figures(one: &DiskMove) -> String {
     let copied = one.copy_ms.map(|ms| format!(": copied in {}", format_ms(ms)));
     let waited = one.switch_ms.map(|ms| format!(", its requests waited at most {}", format_ms(ms)));
-    [copied, waited].into_iter().flatten().collect()
+    let still = (one.begin_pause_ms > 0.0)
+        .then(|| format!(", the guest stood still for {} when it began", format_ms(one.begin_pause_ms)));
+    [copied, waited, still].into_iter().flatten().collect()
 }
 
 pub async fn move_disk(client: &Client, args: &MoveDisk, json: bool) -> Result<Ended, End> {

@@ -273,8 +273,13 @@ fn disk_text(disk: &DiskReport) -> String {
         (Some(path), None) => format!("the image here is {path} now"),
         (None, None) => format!("{} is deleted", disk.from),
     };
+    let still = if disk.begin_pause_ms > 0.0 {
+        format!("; the guest stood still for {} when it began", format_ms(disk.begin_pause_ms))
+    } else {
+        String::new()
+    };
     format!(
-        "{} ({}, {}) to {}: {} sent in {} ({rate}); {left}",
+        "{} ({}, {}) to {}: {} sent in {} ({rate}){still}; {left}",
         disk.name,
         disk.format,
         format_bytes(disk.size_bytes),

@@ -51,7 +51,7 @@ impl IntoProblem for MoveDiskError {
     fn into_problem(self) -> Problem {
         let code = match &self {
             Self::Vm(inner) => inner.code(),
-            Self::InMigration { .. } | Self::Moving { .. } => Code::Busy,
+            Self::InMigration { .. } | Self::Moving { .. } | Self::Starting => Code::Busy,
             Self::NotMoving { .. } => Code::UnknownDisk,
             Self::TooLate { .. } => Code::TooLate,
             Self::Libvirt(_) | Self::Refused { .. } => Code::NotMovable,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -108,8 +108,11 @@ fn no_place(node: &str, vm_dir: &Path, disk: &MovedDisk, another: &str) -> Optio
 fn device(node: &str, disk: &MovedDisk, path: &Path, another: &str) -> Option<String> {
     let (name, shown) = (&disk.name, path.display());
     // Refused if a file system, a volume manager or a RAID has it.
-    let opened =
-        OpenOptions::new().read(true).custom_flags(rustix::fs::OFlags::EXCL.bits().cast_signed()).open(path);
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(rustix::fs::OFlags::EXCL.bits().cast_signed())
+        .open(path);
     let mut device = match opened {
         Ok(device) => device,
         Err(error) => {
@@ -118,6 +121,11 @@ fn device(node: &str, disk: &MovedDisk, path: &Path, another: &str) -> Option<St
             ));
         }
     };
+    if is_locked(&device) {
+        return Some(format!(
+            "{shown}, where disk {name} would be at {node}, is locked: a QEMU has it, perhaps as a disk of a guest; {another}"
+        ));
+    }
     let size = match device.seek(SeekFrom::End(0)) {
         Ok(size) => size,
         Err(error) => return Some(format!("{shown} at {node} cannot be measured: {error}; {another}")),
@@ -134,6 +142,13 @@ fn device(node: &str, disk: &MovedDisk, path: &Path, another: &str) -> Option<St
         .and_then(|()| device.read_exact(&mut [0; 512]))
         .err()
         .map(|error| format!("{shown} at {node} cannot be read: {error}; {another}"))
+}
+
+/// Whether another process has locked a part of a file. QEMU locks images and devices that it opens (`docs/system/qemu-block-drivers.rst`, image
+/// locking). Our own lock goes with the file.
+fn is_locked(file: &File) -> bool {
+    let locked = rustix::fs::fcntl_lock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    matches!(locked, Err(rustix::io::Errno::AGAIN | rustix::io::Errno::ACCESS))
 }
 
 /// Images are sparse: they take what they take at the source. `option`: names other paths.

@@ -28,11 +28,12 @@ fn first_name(path: &Path, id: SessionId) -> PathBuf {
 
 /// A folder, whatever becomes of its path: QEMU's user may write in it, and a guest that has broken out of another QEMU could put a link in its
 /// place while the daemon works there.
-struct Folder(OwnedFd);
+#[derive(Debug)]
+pub(crate) struct Folder(OwnedFd);
 
 impl Folder {
     /// The one that this file is to be in. Links on the way count as they stand now; none may come to be there meanwhile.
-    fn of(path: &Path) -> io::Result<Self> {
+    pub(crate) fn of(path: &Path) -> io::Result<Self> {
         let folder = path.parent().unwrap_or(path).canonicalize()?;
         let (flags, resolve) =
             (OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, ResolveFlags::NO_SYMLINKS);
@@ -40,7 +41,7 @@ impl Folder {
     }
 
     /// A file in it, by a path that leads there.
-    fn file(&self, path: &Path) -> PathBuf {
+    pub(crate) fn file(&self, path: &Path) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
             .join(path.file_name().unwrap_or_default())
     }
@@ -123,7 +124,9 @@ pub(super) fn settle(id: SessionId, images: &[LeftImage]) -> Result<(), VmFilesE
 /// The same of one image.
 pub(crate) fn settle_one(id: SessionId, image: &LeftImage) -> io::Result<()> {
     if image.file.is_some() {
-        renameat_with(CWD, first_name(&image.path, id), CWD, &image.path, RenameFlags::NOREPLACE)?;
+        let folder = Folder::of(&image.path)?;
+        let (first, own) = (folder.file(&first_name(&image.path, id)), folder.file(&image.path));
+        renameat_with(CWD, first, CWD, own, RenameFlags::NOREPLACE)?;
     }
     Ok(())
 }

@@ -4,12 +4,14 @@ use std::fs::{OpenOptions, Permissions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
 
 use vmove_node::blocking::run_blocking;
 use vmove_node::journal::Journal;
 use vmove_node::peer::SessionId;
 use vmove_node::record::VmRecord;
+use vmove_qmp::QmpError;
 use vmove_qmp::access::{self, More};
 use vmove_qmp::disks::{DiskFact, MoveOrder};
 use vmove_types::check::{Blocker, BlockerCode};
@@ -52,9 +54,9 @@ impl Engine {
     /// # Errors
     /// [`MoveDiskError`]: the VM is unknown, in a migration, libvirt's, or another of its disks moves.
     pub fn hold_disk(&self, vm: &str, disk: &str) -> Result<DiskHold, MoveDiskError> {
-        let record = self.node.vms.get(vm)?;
-        if record.libvirt.is_some() {
-            return Err(MoveDiskError::Libvirt(vm.to_owned()));
+        // What an earlier process left of migrations must be known.
+        if !self.recovered.load(Ordering::Acquire) {
+            return Err(MoveDiskError::Starting);
         }
         let begun = DiskMove { vm: vm.to_owned(), disk: disk.to_owned(), ..DiskMove::default() };
         let told = Told::new(begun);
@@ -66,7 +68,11 @@ impl Engine {
         let entered = self.node.disk_moves.enter(Arc::clone(&told));
         entered.map_err(|disk| MoveDiskError::Moving { vm: vm.to_owned(), disk })?;
         drop(sessions);
-        Ok(DiskHold { node: Arc::clone(&self.node), vm: record, disk: disk.to_owned(), told, begun: false })
+        // As it is now that nothing else changes its disks.
+        let record = self.node.vms.get(vm).inspect_err(|_| self.node.disk_moves.forget(&told))?;
+        let hold =
+            DiskHold { node: Arc::clone(&self.node), vm: record, disk: disk.to_owned(), told, begun: false };
+        if hold.vm.libvirt.is_some() { Err(MoveDiskError::Libvirt(vm.to_owned())) } else { Ok(hold) }
     }
 }
 
@@ -82,25 +88,33 @@ impl DiskHold {
         let disk = self.find(known(&self.vm, monitor.disks().await?)?)?;
         let looked = (Arc::clone(&self.node), self.vm.clone(), moved(&disk, &request.to));
         let name = disk.fact.name.clone();
-        let blockers = run_blocking(move || in_the_way(&looked.0, &looked.1, &looked.2)).await?;
+        let mut blockers = run_blocking(move || in_the_way(&looked.0, &looked.1, &looked.2)).await?;
+        self.told.update(|told| told.to.clone_from(&request.to));
+        if let Some(other) = self.node.disk_moves.other_to(&self.told) {
+            let message = format!(
+                "Another disk is on its way to {}: disk {} of {:?}; name another path by --to",
+                request.to, other.disk, other.vm
+            );
+            blockers.push(Blocker::new(BlockerCode::DiskPlace, message).about(&name));
+        }
         if !blockers.is_empty() {
             return Err(MoveDiskError::Refused { disk: name, blockers });
         }
-        let record = self.record(&disk, to, &request)?;
+        let runs = monitor.run_state(RUN_STATE_TIMEOUT).await? == "running";
+        let record = self.record(&disk, to, &request, runs)?;
         let node = Arc::clone(&self.node);
         let cluster = disk.fact.cluster;
-        let journal = run_blocking(move || make(&node, record, disk.fact.size, cluster)).await??;
+        let mut journal = run_blocking(move || make(&node, record, disk.fact.size, cluster)).await??;
         let MoveRecord { to, is_device, .. } = journal.record();
         let order = MoveOrder::of(&disk.fact, journal.record().short_id(), to.path.clone(), *is_device);
         let begun = monitor.begin_move(&order, request.bandwidth.unwrap_or(0)).await;
-        if let Err(source) = begun {
-            let user = self.node.config.confinement.user.as_ref();
-            let user = user.map(|user| format!(" (it runs as {user})")).unwrap_or_default();
-            let (disk, path) = (journal.record().disk.clone(), journal.record().to.path.clone());
-            run_blocking(move || forget(journal)).await?;
-            return Err(MoveDiskError::NotOpened { disk, path, user, source });
-        }
+        let still = match begun {
+            Ok(still) => still,
+            Err(source) => return Err(self.not_begun(journal, source).await?),
+        };
+        let _ = journal.update_owing(|r| r.stops_guest = false);
         self.told.update(|told| *told = journal.record().told());
+        self.told.update(|told| told.begin_pause_ms = still.as_secs_f64() * 1e3);
         self.begun = true;
         let now = self.told.now();
         tracing::info!(
@@ -113,6 +127,26 @@ impl DiskHold {
         );
         Mover::new(Arc::clone(&self.node), journal, Arc::clone(&self.told)).spawn();
         Ok(now)
+    }
+
+    /// QEMU does not copy. Where it did not answer it may do so all the same: then somebody stays with it until it does not.
+    async fn not_begun(
+        &mut self,
+        journal: Journal<MoveRecord>,
+        source: QmpError,
+    ) -> Result<MoveDiskError, MoveDiskError> {
+        let user = self.node.config.confinement.user.as_ref();
+        let user = user.map(|user| format!(" (it runs as {user})")).unwrap_or_default();
+        let (disk, path) = (journal.record().disk.clone(), journal.record().to.path.clone());
+        if source.is_refusal() {
+            run_blocking(move || forget(journal)).await?;
+        } else {
+            self.told.update(|told| *told = journal.record().told());
+            self.begun = true;
+            self.told.cancel.cancel();
+            Mover::new(Arc::clone(&self.node), journal, Arc::clone(&self.told)).spawn();
+        }
+        Ok(MoveDiskError::NotOpened { disk, path, user, source: Box::new(source) })
     }
 
     fn find(&self, all: Vec<Known>) -> Result<Known, MoveDiskError> {
@@ -139,10 +173,12 @@ impl DiskHold {
         disk: &Known,
         to: PathBuf,
         request: &MoveDiskRequest,
+        runs: bool,
     ) -> Result<MoveRecord, MoveDiskError> {
         let DiskFact { name, node, file, format, chain, .. } = &disk.fact;
-        // Without one there is an obstacle.
+        // Without one there is an obstacle. The file itself, where the command line names a link to it.
         let (image, from) = disk.image.clone().unwrap_or_default();
+        let from = from.canonicalize().unwrap_or(from);
         let at = FileId::at(&from);
         let from_file =
             at.map_err(|source| MoveDiskError::Io { action: "look at", path: from.clone(), source })?;
@@ -162,11 +198,15 @@ impl DiskHold {
             to: left(to, None),
             format: if format == "qcow2" { "qcow2" } else { "raw" }.to_owned(),
             source_disks: request.source_disks,
+            stops_guest: runs,
             began_at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             step: Step::Making,
         })
     }
 }
+
+/// For QEMU's answer to what its guest does.
+const RUN_STATE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A path that an image can have.
 fn path(text: &str) -> Result<PathBuf, MoveDiskError> {
@@ -197,6 +237,7 @@ fn moved(disk: &Known, to: &str) -> MovedDisk {
 /// What stands in the way of the new image. Blocks.
 fn in_the_way(node: &Node, vm: &VmRecord, disk: &MovedDisk) -> Vec<Blocker> {
     let mut found = moved_disks::blockers_here(&node.config.node, &vm.vm_dir, disk);
+    found.extend(in_own_folders(node, disk));
     // One that somebody else started has the rights that they gave it: QEMU says what it cannot open.
     if !found.is_empty() || vm.adopted {
         return found;
@@ -210,6 +251,22 @@ fn in_the_way(node: &Node, vm: &VmRecord, disk: &MovedDisk) -> Vec<Blocker> {
         about.map(|denied| Blocker::new(BlockerCode::QemuUser, denied.message).about(denied.subject)),
     );
     found
+}
+
+/// Files in vmoved's own folders go with VMs and migrations, whatever they are.
+fn in_own_folders(node: &Node, disk: &MovedDisk) -> Option<Blocker> {
+    let to = Path::new(disk.to.as_deref()?);
+    let folder = to.parent()?.canonicalize().ok()?;
+    let state = node.config.sessions_dir.parent().unwrap_or(&node.config.sessions_dir);
+    let own = [&node.config.run_dir, &node.config.memory_dir, state];
+    let own =
+        own.into_iter().filter_map(|own| own.canonicalize().ok()).find(|own| folder.starts_with(own))?;
+    let message = format!(
+        "{} is in {}, a folder of vmoved's own, which it cleans up: name another path by --to",
+        to.display(),
+        own.display()
+    );
+    Some(Blocker::new(BlockerCode::DiskPlace, message).about(&disk.name))
 }
 
 /// Notes the move, and makes the new image. Blocks. Nothing is left if it fails.
@@ -227,6 +284,12 @@ fn make(
     node.disk().create_dir_all(&dir).map_err(failed("make", &dir))?;
     let file = dir.join(format!("{}.jsonl", record.id));
     let mut journal = Journal::create_on(node.disk(), &file, record).map_err(failed("write", &file))?;
+    // A disk outlives the kernel, and so must what is known of it.
+    let synced = journal.sync().and_then(|()| node.disk().sync_dir(&dir));
+    if let Err(error) = synced {
+        forget(journal);
+        return Err(failed("write", &file)(error));
+    }
     let made = make_image(node, &mut journal, size, cluster);
     match made {
         Ok(()) => Ok(journal),
@@ -263,18 +326,20 @@ fn make_image(
     noted.map_err(|source| MoveDiskError::Io { action: "write", path, source })?;
     let to = journal.record().to.clone();
     images::settle_one(id, &to).map_err(image_failed)?;
-    make_alike(&from, &to).map_err(image_failed)
+    make_alike(&from, &to).map_err(image_failed)?;
+    let folder = to.path.parent().unwrap_or(&to.path);
+    node.disk().sync_dir(folder).map_err(image_failed)
 }
 
 /// Gives the new image the owner and the mode of the old one: whoever opens that can open this.
 fn make_alike(from: &LeftImage, to: &LeftImage) -> std::io::Result<()> {
-    let (Some(_), Some(file)) = (from.file, to.file) else { return Ok(()) };
-    let old = from.path.metadata()?;
+    let (Some(known), Some(file)) = (from.file, to.file) else { return Ok(()) };
+    let old = from.path.symlink_metadata()?;
     let no_follow = (rustix::fs::OFlags::NOFOLLOW.bits()).cast_signed();
     let new = OpenOptions::new().read(true).custom_flags(no_follow).open(&to.path)?;
     let found = new.metadata()?;
-    // Whoever may write to the folder may have put another there.
-    if (found.dev(), found.ino()) != (file.dev, file.ino) {
+    // Whoever may write to the folders may have put others there.
+    if FileId::of(&found) != Some(file) || FileId::of(&old) != Some(known) {
         return Err(std::io::Error::other("another file has its name now"));
     }
     fchown(&new, Some(old.uid()), Some(old.gid()))?;

@@ -24,6 +24,9 @@ pub enum MoveDiskError {
         /// The migration.
         session: SessionId,
     },
+    /// The daemon does not know yet what an earlier process left.
+    #[error("vmoved has just started, and looks for what was left: try again in a moment")]
+    Starting,
     /// A disk of this VM gets another image already.
     #[error(
         "Disk {disk} of {vm:?} is on its way to another image: wait for its end, or `vmove move-disk {vm} {disk} --cancel`"
@@ -95,7 +98,7 @@ pub enum MoveDiskError {
         user: String,
         /// QEMU's answer.
         #[source]
-        source: QmpError,
+        source: Box<QmpError>,
     },
     /// QEMU's monitor.
     #[error("The monitor of the guest's QEMU does not answer")]

@@ -23,7 +23,7 @@ use crate::disk_holds::Told;
 use crate::engine::Engine;
 use crate::node::Node;
 use crate::source::disk_choice;
-use record::MoveRecord;
+use record::{MoveRecord, Step};
 use run::Mover;
 
 /// The journals of moves: one file for each that has not ended.
@@ -86,6 +86,9 @@ impl Engine {
         let names = self.node.disk().list(&dir).unwrap_or_default();
         for path in names.into_iter().map(|entry| dir.join(entry.name)) {
             match Journal::<MoveRecord>::open_begun_on(self.node.disk(), &path) {
+                Ok(Some(journal)) if journal.record().step == Step::Done => {
+                    drop(self.node.disk().remove_file(&path));
+                }
                 Ok(Some(journal)) => self.resume(journal),
                 // Its first step was not taken.
                 Ok(None) => drop(self.node.disk().remove_file(&path)),

@@ -24,6 +24,8 @@ pub(super) enum Step {
     Switching,
     /// The guest has the new image.
     Moved,
+    /// Nothing is left to do, but for the removal of this journal.
+    Done,
 }
 
 /// A move of a disk.
@@ -51,6 +53,8 @@ pub(super) struct MoveRecord {
     /// The old image was made for this VM alone, and goes when that ends.
     pub own: bool,
     pub source_disks: SourceDisks,
+    /// The guest ran, and may stand still since the copy begins: then it runs again.
+    pub stops_guest: bool,
     pub began_at: String,
     pub step: Step,
 }
@@ -77,7 +81,7 @@ impl MoveRecord {
             state: match self.step {
                 Step::Making | Step::Copying => DiskMoveState::Copying,
                 Step::Switching => DiskMoveState::Switching,
-                Step::Moved => DiskMoveState::Closing,
+                Step::Moved | Step::Done => DiskMoveState::Closing,
             },
             began_at: self.began_at.clone(),
             progress: DiskProgress { name: self.disk.clone(), ..DiskProgress::default() },

@@ -8,6 +8,8 @@ use tokio::time::sleep;
 use tracing::Instrument as _;
 use vmove_node::blocking::run_blocking;
 use vmove_node::journal::Journal;
+use vmove_node::record::VmRecord;
+use vmove_node::store::VmStore;
 use vmove_qmp::cmdline::{CommandLineError, NewImage};
 use vmove_qmp::disks::{MoveState, OldImage, has_moved};
 use vmove_qmp::{CommandLine, QmpError};
@@ -15,6 +17,7 @@ use vmove_types::disk::SourceDisks;
 use vmove_types::disk_move::{DiskMove, DiskMoveState};
 use vmove_types::problem::chain;
 use vmove_types::time::Mono;
+use vmove_types::vm::Running;
 
 use super::record::{MoveRecord, Step};
 use crate::destination::images;
@@ -82,9 +85,13 @@ impl Mover {
             };
             match stepped {
                 Ok(Some(end)) => break end,
-                Ok(None) => {}
+                Ok(None) => self.told.update(|it| it.problem = None),
                 Err(error) => {
-                    tracing::debug!(error = chain(&error), "a step of the move of a disk is tried again");
+                    let why = format!("{}; trying again", chain(&error));
+                    if self.told.now().problem.as_ref() != Some(&why) {
+                        tracing::warn!(why, "the move of a disk does not go on");
+                    }
+                    self.told.update(|it| it.problem = Some(why));
                     sleep(TRY_AGAIN).await;
                 }
             }
@@ -102,6 +109,13 @@ impl Mover {
 
     /// Takes the next step; its end, if that was the last.
     async fn step(&mut self, monitor: &dyn LeavingMonitor) -> Result<Option<End>, QmpError> {
+        if self.journal.record().stops_guest {
+            // The daemon was killed, or QEMU did not answer, while the guest stood still for the begin of the copy.
+            if monitor.run_state(CLOSE_TIMEOUT).await? == "paused" {
+                monitor.set_running(Running::Running, CLOSE_TIMEOUT).await?;
+            }
+            let _ = self.journal.update_owing(|r| r.stops_guest = false);
+        }
         match self.journal.record().step {
             Step::Making => {
                 let why = "vmoved ended before the copy had begun; the guest has its disk as before";
@@ -110,6 +124,7 @@ impl Mover {
             Step::Copying => self.copy(monitor).await,
             Step::Switching => self.switch(monitor).await,
             Step::Moved => self.close(monitor).await.map(Some),
+            Step::Done => Ok(Some(End::Moved)),
         }
     }
 
@@ -142,7 +157,8 @@ impl Mover {
 
     /// Notes that QEMU is about to be asked. Without that, a later process would not know that the guest may have either image.
     async fn enter_switch(&mut self) -> Option<End> {
-        if let Err(error) = self.journal.update(|r| r.step = Step::Switching) {
+        let noted = self.journal.update(|r| r.step = Step::Switching).and_then(|()| self.journal.sync());
+        if let Err(error) = noted {
             let path = self.journal.path().display().to_string();
             tracing::warn!(path, %error, "the copy of a disk is in step, and waits until the journal can be written");
             self.told.update(|it| it.problem = Some(format!("Cannot write {path}: {error}; trying again")));
@@ -183,25 +199,50 @@ impl Mover {
         monitor: &dyn LeavingMonitor,
         why: Option<String>,
     ) -> Result<Option<End>, QmpError> {
-        if has_moved(&monitor.disks().await?, &self.journal.record().short_id()) {
+        let (disks, record) = (monitor.disks().await?, self.journal.record());
+        if has_moved(&disks, &record.short_id()) {
             // Whether this can be written down or not: a later process finds out as this one did.
             let _ = self.journal.update_owing(|r| r.step = Step::Moved);
             self.told.update(|it| it.state = DiskMoveState::Closing);
             return Ok(None);
         }
         self.told.update(|it| it.switch_ms = None);
+        if why.is_none() && !disks.iter().any(|disk| disk.node == record.node) {
+            return Ok(Some(End::Failed(self.either("no drive of the guest has it any more"))));
+        }
         let why = why.unwrap_or_else(|| "QEMU does not say why".to_owned());
         let why = format!("The copy ended: {why}; the guest has its disk as before");
         Ok(Some(self.undo(monitor, End::Failed(why)).await?))
     }
 
+    /// Nobody knows which image is the newer one.
+    fn either(&self, why: &str) -> String {
+        let MoveRecord { from, to, own, .. } = self.journal.record();
+        let (old, new) = (from.path.display(), to.path.display());
+        if *own {
+            return format!(
+                "The disk was about to get the new image, and {why}: {new} is left as it was then"
+            );
+        }
+        format!(
+            "The disk was about to get the new image, and {why}: {new} is what the guest had last if it got that, {old} if not. Both are kept"
+        )
+    }
+
     /// The guest has the new image: its record names that, and the old one is closed and put aside.
     async fn close(&mut self, monitor: &dyn LeavingMonitor) -> Result<End, QmpError> {
-        self.follow_record().await;
-        let record = self.journal.record();
-        let MoveRecord { node, file, below, .. } = record.clone();
-        let old = OldImage { node, file, below };
-        if let Err(error) = monitor.close_old_image(&record.short_id(), &old, CLOSE_TIMEOUT).await {
+        let record = self.journal.record().clone();
+        if !has_moved(&monitor.disks().await?, &record.short_id()) {
+            return Ok(End::Failed(self.either("it has gone since")));
+        }
+        // Before the old one goes, this must be known whatever happens.
+        while let Err(error) = self.write_moved().await {
+            self.told.update(|it| it.problem = Some(error));
+            sleep(TRY_AGAIN).await;
+        }
+        let old = OldImage { node: record.node, file: record.file, below: record.below };
+        let closed = monitor.close_old_image(&self.journal.record().short_id(), &old, CLOSE_TIMEOUT).await;
+        if let Err(error) = closed {
             if self.node.config.vmm.has_ended(&self.journal.record().vm) {
                 return Err(error);
             }
@@ -212,37 +253,18 @@ impl Mover {
         Ok(End::Moved)
     }
 
-    /// Whoever moves, forks or shows the VM must know of the new image.
-    async fn follow_record(&self) {
+    /// Whoever moves, forks or shows the VM must know of the new image, and so must a later process of the daemon.
+    async fn write_moved(&mut self) -> Result<(), String> {
         let record = self.journal.record().clone();
-        let (vms, vm) = (Arc::clone(&self.node.vms), record.vm.clone());
-        let change = move || {
-            vms.change_owing(&vm, |now| {
-                match on_new_image(&now.command_line, &record) {
-                    Ok(line) => now.command_line = line,
-                    Err(error) => {
-                        tracing::error!(
-                            error = chain(&error),
-                            "the command line of a VM does not name its new disk"
-                        );
-                    }
-                }
-                // It is at a path that somebody chose: it stays when the VM ends.
-                now.overlays.retain(|own| *own != record.from.path);
-            })
-        };
-        match run_blocking(change).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => {
-                tracing::error!(error = chain(&error), "the record of a VM does not name its new disk")
-            }
-            Err(error) => {
-                tracing::error!(error = chain(&error), "the record of a VM does not name its new disk")
-            }
-        }
-        // The journal must stay until the record is on the disk.
-        while self.node.vms.owed(&self.journal.record().vm.name).is_some() {
-            sleep(TRY_AGAIN).await;
+        let synced = self.journal.write_owed().and_then(|()| self.journal.sync());
+        synced.map_err(|error| {
+            format!("Cannot write {}: {error}; trying again", self.journal.path().display())
+        })?;
+        let vms = Arc::clone(&self.node.vms);
+        run_blocking(move || follow_record(&vms, &record)).await.map_err(|error| chain(&error))??;
+        match self.node.vms.owed(&self.journal.record().vm.name) {
+            Some(owed) => Err(format!("Cannot write {}: {}; trying again", owed.path.display(), owed.error)),
+            None => Ok(()),
         }
     }
 
@@ -267,20 +289,19 @@ impl Mover {
 
     /// QEMU has ended, and the guest with it.
     async fn without_qemu(&mut self) -> End {
-        let MoveRecord { from, to, step, own, .. } = self.journal.record().clone();
-        let (old, new) = (from.path.display(), to.path.display());
-        match step {
-            Step::Making | Step::Copying => {
+        let record = self.journal.record().clone();
+        // A line of this journal may be lost with the host; the record of a VM is not.
+        let named =
+            self.node.vms.get(&record.vm.name).is_ok_and(|vm| names(&vm.command_line, &record.to.path));
+        match record.step {
+            Step::Making | Step::Copying if !named => {
                 self.remove_image().await;
+                let old = record.from.path.display();
                 End::Failed(format!("The guest's QEMU ended while its disk was copied; its disk is {old}"))
             }
-            Step::Switching if own => End::Failed(format!(
-                "The guest's QEMU ended while it was given the new image, which is left as it was then: {new}"
-            )),
-            Step::Switching => End::Failed(format!(
-                "The guest's QEMU ended while it was given the new image: {new} is what it had last if it got that, {old} if not. Both are kept"
-            )),
-            Step::Moved => {
+            Step::Switching if !named => End::Failed(self.either("the guest's QEMU ended")),
+            Step::Done => End::Moved,
+            _ => {
                 self.put_aside().await;
                 End::Moved
             }
@@ -324,15 +345,42 @@ impl Mover {
     async fn close_journal(&mut self) {
         let path = self.journal.path().to_owned();
         let node = Arc::clone(&self.node);
-        let removed = run_blocking(move || remove(&node, &path)).await;
-        if !removed.unwrap_or(false) {
-            tracing::warn!(path = %self.journal.path().display(), "the journal of a move of a disk stays; it is taken up once more at the next start");
+        let removed = run_blocking(move || node.disk().remove_file(&path)).await;
+        if let Ok(Err(error)) = removed {
+            tracing::warn!(path = %self.journal.path().display(), %error, "the journal of a move of a disk stays");
+            // It is not to be taken up again.
+            let _ = self.journal.update_owing(|r| r.step = Step::Done);
         }
     }
 }
 
-fn remove(node: &Node, path: &Path) -> bool {
-    node.disk().remove_file(path).is_ok()
+/// Changes the record of a VM: its disk is on the new image.
+fn follow_record(vms: &VmStore, record: &MoveRecord) -> Result<(), String> {
+    let mut done = Ok(());
+    let change = |now: &mut VmRecord| {
+        match on_new_image(&now.command_line, record) {
+            Ok(line) => now.command_line = line,
+            Err(error) => {
+                done = Err(format!("The command line of the VM cannot name its new disk: {}", chain(&error)));
+            }
+        }
+        // It is at a path that somebody chose: it stays when the VM ends.
+        now.overlays.retain(|own| *own != record.from.path);
+    };
+    let is_there = vms.change_owing(&record.vm, change).map_err(|error| chain(&error))?;
+    done?;
+    let named = vms.get(&record.vm.name).is_ok_and(|vm| names(&vm.command_line, &record.to.path));
+    if is_there && !named {
+        return Err(format!("The command line of the VM does not name {}", record.to.path.display()));
+    }
+    Ok(())
+}
+
+/// Whether a command line has this image.
+fn names(words: &[String], image: &Path) -> bool {
+    let line = CommandLine::parse(words.iter().map(Into::into).collect());
+    let images = line.and_then(|line| line.movable_images());
+    images.is_ok_and(|images| images.iter().any(|known| Path::new(&known.file) == image))
 }
 
 /// The command line with the new image in place of the old one. One that has it already stays as it is.

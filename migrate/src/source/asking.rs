@@ -207,6 +207,7 @@ impl Asking {
             taps,
             monitor,
             direct_io,
+            begins_copies: false,
             control: self.control,
             pages,
             link_rate: LinkRate::default(),

@@ -35,7 +35,9 @@ impl Warm {
             bandwidth: record.spec.bandwidth,
             hello: &|index| session.hello(LinkKind::Disk, index, record.token),
         };
+        self.begins_copies = true;
         let copies = DiskCopies::begin(ground, &self.monitor, moving).await?;
+        self.begins_copies = false;
         session.copies = Some(copies);
         self.until_disks(session, LOOK_INTERVAL, |state| state.ready).await
     }

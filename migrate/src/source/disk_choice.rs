@@ -1,7 +1,7 @@
 //! Which disks move with a guest, and what stands in the way of each.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use vmove_node::record::VmRecord;
 use vmove_qmp::cmdline::CommandLineError;
@@ -239,7 +239,10 @@ fn found_nothing(found: &[Blocker]) -> bool {
 }
 
 /// Images of a command line: as written, as QEMU opened them, and their names.
-struct Images(Vec<(String, PathBuf, Option<String>)>);
+struct Images {
+    vm_dir: PathBuf,
+    images: Vec<(String, PathBuf, Option<String>)>,
+}
 
 impl Images {
     fn of(vm: &VmRecord) -> Result<Self, CommandLineError> {
@@ -256,7 +259,7 @@ impl Images {
         let (written, opened) = (line.movable_images()?, line.opened_images(&layout)?);
         let both = written.into_iter().zip(opened).zip(line.image_names()?);
         let all = both.map(|((written, opened), name)| (written.file, vm.vm_dir.join(opened.file), name));
-        Ok(Self(all.collect()))
+        Ok(Self { vm_dir: vm.vm_dir.clone(), images: all.collect() })
     }
 
     /// Gives disks the names that their images have on the command line: the node of one that was moved here has another.
@@ -275,8 +278,9 @@ impl Images {
     }
 
     fn entry(&self, file: &str) -> Option<&(String, PathBuf, Option<String>)> {
-        let named = |path: &Path| path == Path::new(file) || path.ends_with(file) && !file.starts_with('/');
-        self.0.iter().find(|(_, path, _)| named(path))
+        // QEMU's working folder is the VM's.
+        let file = self.vm_dir.join(file);
+        self.images.iter().find(|(_, path, _)| *path == file)
     }
 }
 

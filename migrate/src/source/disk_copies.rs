@@ -15,6 +15,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use vmove_node::peer::{BoxedStream, Hello, PeerTarget, join_counted};
+use vmove_qmp::QmpError;
 use vmove_qmp::confine::Confinement;
 use vmove_qmp::disks::{CopyOrder, CopyState};
 use vmove_types::disk::{DiskProgress, DiskReport};
@@ -55,6 +56,8 @@ pub(super) struct DiskCopies {
     /// Carry bytes between QEMU and the destination, until this is dropped or they are closed.
     wires: JoinSet<()>,
     begun: Mono,
+    /// How long the guest stood still when they began.
+    still: Duration,
 }
 
 #[derive(Debug)]
@@ -83,26 +86,43 @@ impl DiskCopies {
             disks: Vec::new(),
             wires: JoinSet::new(),
             begun: Mono::now(),
+            still: Duration::ZERO,
         };
-        let speed = share(ground.bandwidth, moving.len());
-        for (number, moving) in moving.into_iter().enumerate() {
-            let begun = copies.begin_one(&ground, number, moving, speed).await;
-            if let Err(error) = begun {
-                copies.give_up().await;
-                return Err(error);
-            }
+        let begun = copies.begin_all(&ground, moving).await;
+        if let Err(error) = begun {
+            copies.give_up().await;
+            return Err(error);
         }
         Ok(copies)
     }
 
-    async fn begin_one(
+    async fn begin_all(&mut self, ground: &Ground<'_>, moving: Vec<Moving>) -> Result<(), SourceError> {
+        let speed = share(ground.bandwidth, moving.len());
+        let mut orders = Vec::new();
+        for (number, moving) in moving.into_iter().enumerate() {
+            orders.push(self.connect(ground, number, moving).await?);
+        }
+        let begun = self.monitor.begin_copies(&orders, speed).await;
+        for order in &orders {
+            // QEMU has connected, or will not.
+            let _ = std::fs::remove_file(&order.socket);
+        }
+        let failed = |(place, source): (usize, QmpError)| SourceError::DiskCopy {
+            name: self.disks.get(place).map(|disk| disk.moving.told.name.clone()).unwrap_or_default(),
+            source,
+        };
+        self.still = begun.map_err(failed)?;
+        self.begun = Mono::now();
+        Ok(())
+    }
+
+    /// Connects to the destination for a disk.
+    async fn connect(
         &mut self,
         ground: &Ground<'_>,
         number: usize,
         moving: Moving,
-        speed: u64,
-    ) -> Result<(), SourceError> {
-        let name = moving.told.name.clone();
+    ) -> Result<CopyOrder, SourceError> {
         let index = u8::try_from(number).map_err(|_| SourceError::TooManyDisks)?;
         let wire = ground.node.config.dialer.stream(ground.to, &(ground.hello)(index)).await?;
         let socket = ground.vm_dir.join(format!("vmove-disk{number}.sock"));
@@ -110,14 +130,10 @@ impl DiskCopies {
         let listener = listened.map_err(|source| SourceError::DiskSocket { path: socket.clone(), source })?;
         let sent = Arc::new(AtomicU64::new(0));
         self.wires.spawn(carry(listener, wire, Arc::clone(&sent)));
-        let order = CopyOrder { number, node: moving.node.clone(), socket: socket.clone() };
-        let begun = self.monitor.begin_copy(&order, speed).await;
-        // QEMU has connected, or will not.
-        let _ = std::fs::remove_file(&socket);
-        begun.map_err(|source| SourceError::DiskCopy { name, source })?;
+        let order = CopyOrder { number, node: moving.node.clone(), socket };
         let looked = (self.begun, 0);
         self.disks.push(Copying { moving, sent, first_total: None, copied_ms: None, looked, rate: 0.0 });
-        Ok(())
+        Ok(order)
     }
 
     /// Looks how far the copies are. One that has ended fails the migration.
@@ -229,6 +245,7 @@ impl DiskCopies {
                 allocated_bytes: told.allocated,
                 sent_bytes: disk.sent.load(Ordering::Relaxed),
                 copy_ms: disk.copied_ms.unwrap_or_default(),
+                begin_pause_ms: self.still.as_secs_f64() * 1e3,
                 ..DiskReport::default()
             }
         };

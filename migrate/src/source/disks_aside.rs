@@ -6,6 +6,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use vmove_types::disk::{DiskReport, SourceDisks};
 
 use super::session::Session;
+use crate::destination::images::Folder;
 use crate::records::LeftImage;
 
 /// Puts the images aside, or deletes them. QEMU here has ended. What does not work is told in the report: the guest runs elsewhere, and does not
@@ -47,16 +48,19 @@ pub(crate) fn see_to(image: &LeftImage, what: SourceDisks, id: &str) -> std::io:
     // A device has no other name, and what it holds is not ours to wipe.
     let Some(file) = image.file else { return Ok(Some(image.path.clone())) };
     let aside = aside(&image.path, id);
-    if !file.is_at(&image.path) {
+    // Whoever may write in the folders above must not lead us elsewhere in between.
+    let folder = Folder::of(&image.path)?;
+    let (here, moved) = (folder.file(&image.path), folder.file(&aside));
+    if !file.is_at(&here) {
         // By an earlier process of this daemon; or somebody else has.
-        return Ok(file.is_at(&aside).then_some(aside));
+        return Ok(file.is_at(&moved).then_some(aside));
     }
     match what {
         SourceDisks::Keep => {
-            renameat_with(CWD, &image.path, CWD, &aside, RenameFlags::NOREPLACE)?;
+            renameat_with(CWD, &here, CWD, &moved, RenameFlags::NOREPLACE)?;
             Ok(Some(aside))
         }
-        SourceDisks::Delete => std::fs::remove_file(&image.path).map(|()| None),
+        SourceDisks::Delete => std::fs::remove_file(&here).map(|()| None),
     }
 }
 

@@ -28,6 +28,8 @@ pub(super) struct Warm {
     pub monitor: Arc<dyn LeavingMonitor>,
     /// A disk bypasses the page cache: the guest is stopped and drained for each scan.
     pub direct_io: bool,
+    /// The guest may stand still, since its disks begin to be copied.
+    pub begins_copies: bool,
     /// Disks that are to be copied.
     pub moving: Vec<Moving>,
     /// By which the guest reaches the network.
@@ -128,8 +130,8 @@ impl Warm {
 
 impl Undo for Warm {
     async fn bring_guest_back(&mut self, session: &Session) -> Result<(), SourceError> {
-        // A scan with direct I/O may have been dropped while the guest was stopped for it.
-        let back = if self.direct_io && session.journal.record().was_running {
+        // A scan with direct I/O, or the begin of copies, may have been dropped while the guest was stopped for it.
+        let back = if (self.direct_io || self.begins_copies) && session.journal.record().was_running {
             self.run_again().await
         } else {
             Ok(())

@@ -27,12 +27,12 @@ pub trait CopiesDisks: Send + Sync + fmt::Debug {
         Ok(Vec::new())
     }
 
-    /// Begins a copy, of no more than `speed` bytes per second (0: no limit).
+    /// Begins copies, each of no more than `speed` bytes per second (0: no limit). How long the guest stood still for it.
     ///
     /// # Errors
-    /// [`QmpError`]; nothing has begun then.
-    async fn begin_copy(&self, _order: &CopyOrder, _speed: u64) -> Result<(), QmpError> {
-        Err(moves_none("blockdev-mirror"))
+    /// The place of the disk that cannot be copied, and [`QmpError`]; nothing has begun then.
+    async fn begin_copies(&self, _orders: &[CopyOrder], _speed: u64) -> Result<Duration, (usize, QmpError)> {
+        Err((0, moves_none("blockdev-mirror")))
     }
 
     /// How far all copies are.
@@ -79,11 +79,11 @@ pub trait CopiesDisks: Send + Sync + fmt::Debug {
 /// A disk gets another image in the same QEMU.
 #[async_trait]
 pub trait MovesDisks: Send + Sync + fmt::Debug {
-    /// Begins to copy a disk, no more than `speed` bytes per second (0: no limit).
+    /// Begins to copy a disk, no more than `speed` bytes per second (0: no limit). How long the guest stood still for it.
     ///
     /// # Errors
-    /// [`QmpError`]; nothing has begun then.
-    async fn begin_move(&self, _order: &MoveOrder, _speed: u64) -> Result<(), QmpError> {
+    /// [`QmpError`]; if it is a refusal, nothing has begun.
+    async fn begin_move(&self, _order: &MoveOrder, _speed: u64) -> Result<Duration, QmpError> {
         Err(moves_none("blockdev-mirror"))
     }
 

@@ -28,8 +28,8 @@ impl CopiesDisks for Monitor {
         disks::disks(self.client()).await
     }
 
-    async fn begin_copy(&self, order: &CopyOrder, speed: u64) -> Result<(), QmpError> {
-        disks::begin(self.client(), order, speed, first_writes(self.client())).await
+    async fn begin_copies(&self, orders: &[CopyOrder], speed: u64) -> Result<Duration, (usize, QmpError)> {
+        disks::begin(self.client(), orders, speed, first_writes(self.client())).await
     }
 
     async fn copies(&self) -> Result<Vec<CopyState>, QmpError> {
@@ -55,7 +55,7 @@ impl CopiesDisks for Monitor {
 
 #[async_trait]
 impl MovesDisks for Monitor {
-    async fn begin_move(&self, order: &MoveOrder, speed: u64) -> Result<(), QmpError> {
+    async fn begin_move(&self, order: &MoveOrder, speed: u64) -> Result<Duration, QmpError> {
         disks::begin_move(self.client(), order, speed, first_writes(self.client())).await
     }
 

@@ -67,6 +67,9 @@ impl CommandLine {
         if let Place::Drive = place {
             options.set_text("file", file);
             options.remove("driver");
+            if options.get("file.driver", false).is_some() {
+                options.set_text("file.driver", driver);
+            }
             options.set_text("format", &new.format);
             self.items[at].set_options(&options);
             return Ok(true);

@@ -6,11 +6,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{PREFIX, export_name};
+use super::mirror::{Mirror, begin_mirrors};
+use super::{PREFIX, TIMEOUT, export_name};
 use crate::{Client, QmpError};
-
-/// QEMU answers within milliseconds, unless a server that it connects to does not.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A disk to be copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,31 +95,57 @@ fn number_of(name: &str) -> Option<usize> {
     name.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
 }
 
-/// Begins a copy. `speed`: bytes per second, 0 for no limit.
+/// Begins copies, all of them or none. `speed`: bytes per second for each, 0 for no limit. How long the guest stood still for it: with QEMUs that
+/// could lose its writes otherwise.
 ///
 /// The NBD client drops flushes: the other QEMU flushes by itself ([`super::flush`]), since its disk would be waited for while the guest
 /// stands still.
 ///
 /// # Errors
-/// [`QmpError`]; nothing is left in QEMU then.
-pub async fn begin(client: &Client, order: &CopyOrder, speed: u64, writes: Writes) -> Result<(), QmpError> {
-    let number = order.number;
+/// The place of the disk that cannot be copied, and [`QmpError`]; nothing is left in QEMU then, unless it does not answer.
+pub async fn begin(
+    client: &Client,
+    orders: &[CopyOrder],
+    speed: u64,
+    writes: Writes,
+) -> Result<Duration, (usize, QmpError)> {
+    let mut begun = Ok(Duration::ZERO);
+    for (place, order) in orders.iter().enumerate() {
+        if let Err(error) = attach(client, order).await {
+            begun = Err((place, error));
+            break;
+        }
+    }
+    if begun.is_ok() {
+        let mirrors: Vec<Mirror> = orders.iter().map(|order| mirror(order, speed, writes)).collect();
+        begun = begin_mirrors(client, &mirrors).await;
+    }
+    if begun.is_err() {
+        for order in orders {
+            let _ = remove_node(client, order.number).await;
+        }
+    }
+    begun
+}
+
+/// Connects QEMU to the other one's disk.
+async fn attach(client: &Client, order: &CopyOrder) -> Result<(), QmpError> {
     let node = json!({
-        "driver": "nbd", "node-name": node_name(number), "export": export_name(number),
+        "driver": "nbd", "node-name": node_name(order.number), "export": export_name(order.number),
         "server": { "type": "unix", "path": order.socket }, "discard": "unmap", "detect-zeroes": "unmap",
         "cache": { "no-flush": true, "direct": false }, "read-only": false,
     });
-    client.execute_raw("blockdev-add", node, TIMEOUT).await?;
-    let job = json!({
-        "job-id": job_name(number), "device": order.node, "target": node_name(number), "sync": "full", "speed": speed,
+    client.execute_raw("blockdev-add", node, TIMEOUT).await.map(drop)
+}
+
+fn mirror(order: &CopyOrder, speed: u64, writes: Writes) -> Mirror {
+    let job = job_name(order.number);
+    let arguments = json!({
+        "job-id": job, "device": order.node, "target": node_name(order.number), "sync": "full", "speed": speed,
         "copy-mode": writes.copy_mode(), "on-source-error": "report", "on-target-error": "report",
         "auto-finalize": true, "auto-dismiss": false,
     });
-    let begun = client.execute_raw("blockdev-mirror", job, TIMEOUT).await;
-    if begun.is_err() {
-        let _ = remove_node(client, number).await;
-    }
-    begun.map(drop)
+    Mirror { job, arguments }
 }
 
 /// How far all copies are. A copy that has ended says why.

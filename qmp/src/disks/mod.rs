@@ -10,9 +10,12 @@
 //! A copy is *in step* when the target holds all but what the guest is writing. It is ended by [`finish`] once the guest stands still: then
 //! it holds everything, and neither QEMU touches it any more.
 
+use std::time::Duration;
+
 mod copy;
 mod export;
 mod fact;
+mod mirror;
 mod relocate;
 
 pub use copy::{
@@ -20,11 +23,14 @@ pub use copy::{
 };
 pub use export::{ExportOrder, end_exports, export, flush};
 pub use fact::{DiskFact, disks};
+pub use mirror::loses_writes;
 pub use relocate::{
     MoveOrder, MoveState, OldImage, begin_move, close_old, has_moved, hold_move_in_step, move_state, switch,
     undo_move,
 };
 
+/// QEMU answers within milliseconds, unless a server that it connects to does not.
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Names of what is made in a QEMU for copies begin so: whoever finds them later knows whose they are.
 const PREFIX: &str = "vmove-disk";
 

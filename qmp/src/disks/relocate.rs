@@ -13,8 +13,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::copy::{TIMEOUT, refused_is_fine};
-use super::{DiskFact, MOVED_NODE, Writes};
+use super::copy::refused_is_fine;
+use super::mirror::{Mirror, begin_mirrors};
+use super::{DiskFact, MOVED_NODE, TIMEOUT, Writes};
 use crate::{Client, QmpError};
 
 /// Between looks.
@@ -97,16 +98,17 @@ fn node_name(id: &str) -> String {
     format!("{MOVED_NODE}{id}")
 }
 
-/// Begins to copy. `speed`: bytes per second, 0 for no limit.
+/// Begins to copy. `speed`: bytes per second, 0 for no limit. How long the guest stood still for it: with QEMUs that could lose its writes
+/// otherwise.
 ///
 /// # Errors
-/// [`QmpError`]; nothing is left in QEMU then.
+/// [`QmpError`]; if it is a refusal, nothing is left in QEMU.
 pub async fn begin_move(
     client: &Client,
     order: &MoveOrder,
     speed: u64,
     writes: Writes,
-) -> Result<(), QmpError> {
+) -> Result<Duration, QmpError> {
     let cache = json!({ "direct": order.direct, "no-flush": order.no_flush });
     let driver = if order.is_device { "host_device" } else { "file" };
     let node = json!({
@@ -115,16 +117,20 @@ pub async fn begin_move(
         "file": { "driver": driver, "filename": order.path, "discard": "unmap", "cache": cache },
     });
     client.execute_raw("blockdev-add", node, TIMEOUT).await?;
-    let job = json!({
-        "job-id": job_name(&order.id), "device": order.node, "target": node_name(&order.id), "sync": "full",
+    let job = job_name(&order.id);
+    let arguments = json!({
+        "job-id": job, "device": order.node, "target": node_name(&order.id), "sync": "full",
         "speed": speed, "copy-mode": writes.copy_mode(), "on-source-error": "report", "on-target-error": "report",
         "auto-finalize": true, "auto-dismiss": false,
     });
-    let begun = client.execute_raw("blockdev-mirror", job, TIMEOUT).await;
-    if begun.is_err() {
-        let _ = delete(client, &node_name(&order.id)).await;
+    match begin_mirrors(client, &[Mirror { job, arguments }]).await {
+        Ok(still) => Ok(still),
+        Err((_, error)) => {
+            // Somebody must see to a node that stays.
+            delete(client, &node_name(&order.id)).await?;
+            Err(error)
+        }
     }
-    begun.map(drop)
 }
 
 /// Where a move stands; `None` if QEMU knows nothing of it.

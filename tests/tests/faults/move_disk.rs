@@ -123,7 +123,7 @@ fn a_move_of_a_disk_that_fails_leaves_the_guest_its_disk() {
     assert!(!small.join("disk").exists(), "half an image is left");
     moved.works().expect("it works on its disk");
     moved.nothing_left().expect("nothing is left of the copy");
-    assert_eq!(moved.files().expect("files"), [first.clone()]);
+    assert_eq!(moved.files().expect("files"), std::slice::from_ref(&first));
     nothing_noted(&moved);
 
     // QEMU ends: the disk is the old image, and half of a new one is not left, whether the daemon sees it or not.

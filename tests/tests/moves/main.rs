@@ -29,5 +29,6 @@ mod setup_tls;
 mod slow_link;
 mod slurm;
 mod terminal;
+mod tutorial;
 mod visits;
 mod watching;

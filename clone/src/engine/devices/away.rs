@@ -219,18 +219,21 @@ impl ForkEngine {
 
     /// Devices may have come into other ports than before: the record says which.
     async fn follow_ports(&self, name: &str, moved: BTreeMap<String, String>) {
-        let Ok(mut vm) = self.registry.vms().get(name) else { return };
-        let before = vm.clone();
-        for device in &mut vm.devices {
-            if let Some(bus) = moved.get(&device.request.role) {
-                device.bus.clone_from(bus);
-            }
-        }
-        if vm == before {
+        let Ok(vm) = self.registry.vms().get(name) else { return };
+        let differs =
+            |device: &VmDevice| moved.get(&device.request.role).is_some_and(|bus| *bus != device.bus);
+        if !vm.devices.iter().any(differs) {
             return;
         }
         let vms = self.registry.vms().clone();
-        let done = vmove_node::blocking::run_blocking(move || vms.put_owing(vm)).await;
+        let change = move |now: &mut VmRecord| {
+            for device in &mut now.devices {
+                if let Some(bus) = moved.get(&device.request.role) {
+                    device.bus.clone_from(bus);
+                }
+            }
+        };
+        let done = vmove_node::blocking::run_blocking(move || vms.change_owing(&vm, change)).await;
         if let Ok(Err(error)) = done {
             tracing::warn!(vm = name, %error, "the port of a device is not written down");
         }

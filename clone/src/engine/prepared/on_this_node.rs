@@ -38,6 +38,14 @@ impl ForkEngine {
         Ok(Warm { vm, prepared, nodes })
     }
 
+    /// Ends all prepared children of a VM, here and elsewhere: its disks get other images, over which none of them lies.
+    pub async fn end_prepared_of(self: &Arc<Self>, vm: &str) {
+        self.end_away(vm, None).await;
+        for prepared in self.take_prepared(vm, usize::MAX) {
+            prepared.discard().await;
+        }
+    }
+
     fn count_here(&self, vm: &str) -> usize {
         self.lock().prepared.get(vm).map_or(0, Vec::len)
     }

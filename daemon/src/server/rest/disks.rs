@@ -33,6 +33,7 @@ pub async fn begin(
         // Before it is asked whether a fork is at work: one that begins later finds this.
         let hold = app.engine.hold_disk(&name, &disk).map_err(IntoProblem::into_problem)?;
         app.forks.not_at_work(&name).map_err(IntoProblem::into_problem)?;
+        app.forks.end_prepared_of(&name).await;
         hold.begin(request).await.map_err(IntoProblem::into_problem)
     };
     Ok((StatusCode::ACCEPTED, axum::Json(detached(begin).await?)))
