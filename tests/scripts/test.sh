@@ -66,6 +66,9 @@ test_lint() {
     fi
     checked 'modules, files and crates' cargo run --quiet --package vmove-structure || failed=1
     checked 'crates can be published' package_crates || failed=1
+    # shellcheck source=tests/scripts/book.sh
+    source "$ROOT/tests/scripts/book.sh"
+    checked 'the book has every page' book_is_whole || failed=1
     return $failed
 }
 
