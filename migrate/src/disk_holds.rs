@@ -68,6 +68,13 @@ impl DiskMoves {
         held(&self.lock(), vm)
     }
 
+    /// Whether a move of a disk of this VM was asked for, and has not begun.
+    pub(crate) fn begins(&self, vm: &str) -> bool {
+        let all = self.lock();
+        let mut moves = all.iter().map(|told| told.now());
+        moves.any(|one| one.vm == vm && !one.state.has_ended() && one.id.is_empty())
+    }
+
     /// Another move that is under way to the same file or device.
     pub(crate) fn other_to(&self, told: &Arc<Told>) -> Option<DiskMove> {
         let own = real(&told.now().to);
@@ -130,6 +137,7 @@ mod tests {
         assert_eq!(known[0].now().disk, (REMEMBERED - 1).to_string());
         assert!(!known.iter().any(|told| Arc::ptr_eq(told, &first)), "the oldest is forgotten");
         assert_eq!(moves.of("b").as_deref(), Some("vda"), "one at work is not");
+        assert!(moves.begins("b") && !moves.begins("a"));
         let (one, other) = (told("c", "vda"), told("d", "vda"));
         for (told, path) in [(&one, "/tmp/x"), (&other, "/tmp/../tmp/x")] {
             told.update(|it| it.to = path.to_owned());

@@ -181,21 +181,7 @@ impl Engine {
         (progress, abandon): (watch::Receiver<Progress>, Abandon),
         arrivals: Option<mpsc::Sender<Arrival>>,
     ) -> CancellationToken {
-        let cancel = CancellationToken::new();
-        let mut sessions = self.lock();
-        let number = next_number(&sessions);
-        let handle = Handle {
-            vm: vm.to_owned(),
-            role,
-            token,
-            progress,
-            cancel: cancel.clone(),
-            abandon,
-            arrivals,
-            number,
-        };
-        sessions.insert(id, handle);
-        drop(sessions);
+        let cancel = enter(&mut self.lock(), id, vm, (role, token), (progress, abandon), arrivals);
         self.tell_entered(id);
         cancel
     }
@@ -472,14 +458,23 @@ impl Engine {
     ) -> Result<Publisher, Blocker> {
         let (publisher, progress) =
             Publisher::new(&id.to_string(), &prepare.vm, Role::Destination, &prepare.source);
-        if let Some(busy) = busy(&self.lock(), &prepare.vm, prepare.home) {
-            return Err(Blocker::new(
-                BlockerCode::Busy,
-                format!("{:?} is in migration {busy} at {} already", prepare.vm, self.node.config.node),
-            ));
-        }
+        let (vm, node) = (&prepare.vm, &self.node.config.node);
+        let refused = |why: String| Err(Blocker::new(BlockerCode::Busy, why));
         let ends = (progress, publisher.abandon());
-        self.register(id, &prepare.vm, Role::Destination, prepare.token, ends, Some(arrivals));
+        {
+            // Looked up and entered under one lock; whoever starts a VM holds its name before looking for sessions.
+            let mut sessions = self.lock();
+            if let Some(busy) = busy(&sessions, vm, prepare.home) {
+                return refused(format!("{vm:?} is in migration {busy} at {node} already"));
+            }
+            if self.node.vms.is_name_held(vm) {
+                return refused(format!(
+                    "The name {vm:?} is taken at {node}, by a VM that is being started or removed, or by a prepared child: try again in a moment"
+                ));
+            }
+            enter(&mut sessions, id, vm, (Role::Destination, prepare.token), ends, Some(arrivals));
+        }
+        self.tell_entered(id);
         self.forget_old();
         Ok(publisher)
     }
@@ -510,6 +505,21 @@ pub(crate) fn busy(
 ) -> Option<SessionId> {
     let other = |id: &SessionId| home.is_none_or(|home| home.visit != *id);
     sessions.iter().find(|(id, handle)| handle.excludes(vm) && other(id)).map(|(id, _)| *id)
+}
+
+fn enter(
+    sessions: &mut BTreeMap<SessionId, Handle>,
+    id: SessionId,
+    vm: &str,
+    (role, token): (Role, Token),
+    (progress, abandon): (watch::Receiver<Progress>, Abandon),
+    arrivals: Option<mpsc::Sender<Arrival>>,
+) -> CancellationToken {
+    let cancel = CancellationToken::new();
+    let (vm, number) = (vm.to_owned(), next_number(sessions));
+    let handle = Handle { vm, role, token, progress, cancel: cancel.clone(), abandon, arrivals, number };
+    sessions.insert(id, handle);
+    cancel
 }
 
 fn next_number(sessions: &BTreeMap<SessionId, Handle>) -> usize {

@@ -27,10 +27,16 @@ use crate::records::{DestinationRecord, SourceRecord};
 use crate::source;
 use vmove_node::journal::Journal;
 use vmove_node::peer::{SessionId, Token};
+use vmove_node::store::HeldName;
 use vmove_node::task::spawn;
 use vmove_types::problem::chain;
 use vmove_types::progress::{GuestPlace, Role};
 use vmove_types::report::VisitEnd;
+
+/// Between looks whether a name is free.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Such looks: for ten seconds.
+const HOLD_TRIES: usize = 200;
 
 impl Engine {
     /// Takes up guests that are ours and lack pages, then those that wait for the commit. Call this before anything else, and the listener
@@ -301,8 +307,13 @@ impl Engine {
     async fn is_stopped(&self, r: &SourceRecord) -> bool {
         let Ok(monitor) = self.node.config.vmm.monitor(&r.vm).await else { return false };
         let status = monitor.run_state(Duration::from_secs(5)).await;
-        // `paused` alone may be an operator's wish of later; these two are ours.
-        status.is_ok_and(|status| matches!(status.as_str(), "postmigrate" | "finish-migrate"))
+        // `paused` alone may be an operator's wish of later; these two are ours. But a guest whose disks move is stopped when that begins.
+        let for_disks = r.to_resume && r.was_running && !r.disks.is_empty();
+        status.is_ok_and(|status| match status.as_str() {
+            "postmigrate" | "finish-migrate" => true,
+            "paused" => for_disks,
+            _ => false,
+        })
     }
 
     /// Of a session that has ended, or that an operator has ended.
@@ -318,8 +329,28 @@ impl Engine {
         r.let_go && r.vm.as_ref().is_some_and(|vm| !self.node.config.vmm.has_ended(vm))
     }
 
+    /// Holds a name as soon as nobody else does. `None` if somebody goes on holding it.
+    async fn hold_soon(&self, vm: &str) -> Option<HeldName> {
+        for _ in 0..HOLD_TRIES {
+            if let Some(held) = self.node.vms.hold_name(vm) {
+                return Some(held);
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+        None
+    }
+
     async fn discard(self: Arc<Self>, journal: Journal<DestinationRecord>) {
         let r = journal.record();
+        // No VM of its name may be started meanwhile: its files and its record would be taken for what is left.
+        let held = self.hold_soon(&r.prepare.vm).await;
+        if held.is_none() {
+            tracing::warn!(
+                migration = %r.id, vm = r.prepare.vm,
+                "what is left of a migration to here is not removed yet: its VM's name is taken; `vmove recover` removes it"
+            );
+            return;
+        }
         let span = session_span(r.id, "destination");
         span.in_scope(|| {
             tracing::info!(

@@ -73,6 +73,11 @@ pub trait Migrations: Send + Sync {
         None
     }
 
+    /// Whether a disk of a VM is about to be copied to another image: the guest stands still for that, and must neither be resumed nor paused.
+    fn begins_disk_move(&self, _name: &str) -> bool {
+        false
+    }
+
     /// Ends the migration that holds a VM and cannot go on: its peer is lost, or it failed. Memory that had not crossed is given up.
     fn abandon<'a>(&'a self, name: &'a str) -> Abandoning<'a>;
 

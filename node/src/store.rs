@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use crate::disk::{Disk, KernelDisk};
@@ -29,6 +29,11 @@ pub enum VmStoreError {
     /// There is one already.
     #[error("A VM named {0:?} is already on this node: choose another name, or see `vmove show`")]
     Exists(String),
+    /// Somebody is at work on a VM of this name, which is not there yet, or not gone yet.
+    #[error(
+        "A VM named {0:?} is being started on this node, or what is left of one is being removed: try again in a moment"
+    )]
+    Held(String),
     /// There is none.
     #[error("No VM named {0:?} on this node: `vmove list` shows those there are")]
     Unknown(String),
@@ -61,7 +66,7 @@ impl VmStoreError {
     pub const fn code(&self) -> Code {
         match self {
             Self::BadName { .. } => Code::BadName,
-            Self::Exists(_) => Code::NameTaken,
+            Self::Exists(_) | Self::Held(_) => Code::NameTaken,
             Self::Unknown(_) => Code::UnknownVm,
             Self::Io { .. } | Self::Damaged { .. } => Code::Internal,
         }
@@ -95,6 +100,8 @@ pub struct VmStore {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
     state: Mutex<State>,
+    /// Names that are held: the record comes last, and goes first.
+    held: Mutex<BTreeSet<String>>,
 }
 
 #[derive(Debug, Default)]
@@ -104,6 +111,19 @@ struct State {
     owed: BTreeMap<String, Owed>,
     /// Files that are no records, by the name that the VM should have.
     damaged: BTreeMap<String, DamagedRecord>,
+}
+
+/// A name that nobody else can hold until this is dropped.
+#[derive(Debug)]
+pub struct HeldName {
+    vms: Arc<VmStore>,
+    name: String,
+}
+
+impl Drop for HeldName {
+    fn drop(&mut self) {
+        self.vms.held().remove(&self.name);
+    }
 }
 
 /// A record that could not be written.
@@ -167,7 +187,7 @@ impl VmStore {
                 }
             }
         }
-        Ok(Self { disk, dir: dir.to_owned(), state: Mutex::new(state) })
+        Ok(Self { disk, dir: dir.to_owned(), state: Mutex::new(state), held: Mutex::default() })
     }
 
     /// All records, by name.
@@ -211,6 +231,26 @@ impl VmStore {
         let of_session = |found: &VmRecord| found.session.as_deref() == Some(session);
         let same = |found: &VmRecord| (found.pid, found.pid_start) == (vm.pid, vm.pid_start);
         self.get(&vm.name).ok().filter(|found| !same(found) && !of_session(found))
+    }
+
+    /// Holds a name, for a VM that is about to come or whose remains are being removed. `None` if somebody else holds it. Whether there is a VM of
+    /// this name is not looked at.
+    #[must_use]
+    pub fn hold_name(self: &Arc<Self>, name: &str) -> Option<HeldName> {
+        let held = self.held().insert(name.to_owned());
+        held.then(|| HeldName { vms: Arc::clone(self), name: name.to_owned() })
+    }
+
+    /// Whether somebody holds a name.
+    #[must_use]
+    pub fn is_name_held(&self, name: &str) -> bool {
+        self.held().contains(name)
+    }
+
+    /// Apart from the records: nobody waits for a disk with this lock.
+    fn held(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        // Single insertions and removals: a panic leaves nothing half done.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a VM.
@@ -315,9 +355,9 @@ impl VmStore {
         Ok(())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         // A panic while the lock is held leaves the map as it was on disk or one record behind: both are usable.
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -380,6 +420,32 @@ mod tests {
             libvirt: None,
             session: None,
         }
+    }
+
+    #[test]
+    fn a_name_is_held_by_one_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(VmStore::open(dir.path()).unwrap());
+        let held = store.hold_name("web").unwrap();
+        assert!(store.hold_name("web").is_none() && store.is_name_held("web"));
+        assert!(!store.is_name_held("db"));
+        drop(held);
+        assert!(store.hold_name("web").is_some());
+    }
+
+    #[test]
+    fn the_record_of_a_vm_that_has_ended_does_not_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = VmStore::open(dir.path()).unwrap();
+        store.insert(record("web")).unwrap();
+        let rename = |now: &mut VmRecord| now.command_line.push("-S".to_owned());
+        assert!(store.change_owing(&record("web"), rename).unwrap());
+        assert_eq!(store.get("web").unwrap().command_line.len(), 2);
+        let other = VmRecord { pid_start: 3, ..record("web") };
+        assert!(!store.change_owing(&other, rename).unwrap(), "another QEMU has the name now");
+        store.remove("web").unwrap();
+        assert!(!store.change_owing(&record("web"), rename).unwrap());
+        assert!(!store.has("web"));
     }
 
     /// The files of `tests/formats` were written by that release; only paths and process ids are others.

@@ -123,6 +123,10 @@ impl Migrations for Sessions {
         self.engine.moving_disk(name)
     }
 
+    fn begins_disk_move(&self, name: &str) -> bool {
+        self.engine.begins_disk_move(name)
+    }
+
     fn abandon<'a>(&'a self, name: &'a str) -> Abandoning<'a> {
         Box::pin(self.engine.abandon(name))
     }

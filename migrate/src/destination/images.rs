@@ -143,8 +143,15 @@ pub(super) fn remove(id: SessionId, prepare: &Prepare, noted: &[LeftImage]) -> b
 
 /// Removes an image under its first name, and the one at its path if it is the one that was noted. False if one is still there.
 pub(crate) fn remove_one(id: SessionId, path: &Path, noted: Option<FileId>) -> bool {
-    // A folder that is not there has no image.
-    let Ok(folder) = Folder::of(path) else { return true };
+    let folder = match Folder::of(path) {
+        Ok(folder) => folder,
+        // A folder that is not there has no image.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return true,
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "could not look for an image that no guest came to have");
+            return false;
+        }
+    };
     let own = folder.file(path);
     let ours = noted.is_some_and(|file| file.is_at(&own));
     let mut removed = true;

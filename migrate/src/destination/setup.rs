@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::disk_wires::DiskWires;
 use super::error::{DestinationError, OpenError};
@@ -46,6 +46,10 @@ use vmove_types::time::Mono;
 
 /// The source gives up when it has heard nothing for 15 s.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
+/// For a name that somebody holds for a moment.
+const NAME_HELD_FOR: Duration = Duration::from_secs(3);
+/// Between looks whether it is free.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// First message of a new session.
 const FIRST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -82,6 +86,9 @@ pub(crate) async fn serve_new(
         let warnings = check::network::warnings(&prepare.taps, &node.config.node, &prepare.source);
         let _ = channel.send(&ToSource::Checked { blockers, fabric, warnings }).await;
         return;
+    }
+    if looked.is_ok() {
+        until_free(&node, &prepare.vm).await;
     }
     let admitted =
         looked.and_then(|room| announce(&prepare).map(|publisher| (room, publisher)).map_err(|b| vec![b]));
@@ -479,4 +486,12 @@ async fn end_left_qemu(node: &Node, vm: &VmRecord) -> bool {
         }
     }
     true
+}
+
+/// Waits a while for a name that somebody holds for a moment, such as whoever gives back the devices of a VM that has ended.
+async fn until_free(node: &Node, vm: &str) {
+    let until = Instant::now() + NAME_HELD_FOR;
+    while node.vms.is_name_held(vm) && Instant::now() < until {
+        sleep(LOOK_AGAIN).await;
+    }
 }

@@ -178,6 +178,7 @@ impl DiskHold {
         let DiskFact { name, node, file, format, chain, .. } = &disk.fact;
         // Without one there is an obstacle. The file itself, where the command line names a link to it.
         let (image, from) = disk.image.clone().unwrap_or_default();
+        let written = from.clone();
         let from = from.canonicalize().unwrap_or(from);
         let at = FileId::at(&from);
         let from_file =
@@ -192,7 +193,8 @@ impl DiskHold {
             below: chain.iter().filter(|below| *below != file).map(PathBuf::from).collect(),
             file: file.into(),
             image,
-            own: self.vm.overlays.contains(&from),
+            own: self.vm.overlays.contains(&written),
+            written,
             from: left(from, from_file),
             is_device: to.exists(),
             to: left(to, None),

@@ -60,6 +60,12 @@ impl Engine {
         self.node.disk_moves.of(vm)
     }
 
+    /// Whether a disk of this VM is about to be copied: the guest may stand still for that.
+    #[must_use]
+    pub fn begins_disk_move(&self, vm: &str) -> bool {
+        self.node.disk_moves.begins(vm)
+    }
+
     /// Calls the move of a disk off. Returns at once: [`Engine::disks`] tells its end.
     ///
     /// # Errors

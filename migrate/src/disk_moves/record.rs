@@ -45,6 +45,8 @@ pub(super) struct MoveRecord {
     pub below: Vec<PathBuf>,
     /// Its file as the command line has it.
     pub image: String,
+    /// Its path, with the links that lead to it.
+    pub written: PathBuf,
     pub from: LeftImage,
     pub to: LeftImage,
     /// The new image is a block device.

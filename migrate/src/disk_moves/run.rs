@@ -176,6 +176,13 @@ impl Mover {
 
     async fn switch(&mut self, monitor: &dyn LeavingMonitor) -> Result<Option<End>, QmpError> {
         let id = self.journal.record().short_id();
+        // Also after a line that could be written and not be made durable.
+        if let Err(error) = self.journal.sync() {
+            let why = format!("Cannot write {}: {error}; trying again", self.journal.path().display());
+            self.told.update(|it| it.problem = Some(why));
+            sleep(TRY_AGAIN).await;
+            return Ok(None);
+        }
         let asked = Mono::now();
         let switched = match monitor.move_state(&id).await? {
             Some(MoveState::Copying { .. }) => monitor.switch_image(&id, SWITCH_TIMEOUT).await,
@@ -240,6 +247,7 @@ impl Mover {
             self.told.update(|it| it.problem = Some(error));
             sleep(TRY_AGAIN).await;
         }
+        self.told.update(|it| it.problem = None);
         let old = OldImage { node: record.node, file: record.file, below: record.below };
         let closed = monitor.close_old_image(&self.journal.record().short_id(), &old, CLOSE_TIMEOUT).await;
         if let Err(error) = closed {
@@ -311,6 +319,7 @@ impl Mover {
     /// Takes the new image away. The guest keeps the old one.
     async fn undo(&mut self, monitor: &dyn LeavingMonitor, end: End) -> Result<End, QmpError> {
         monitor.undo_move(&self.journal.record().short_id(), CLOSE_TIMEOUT).await?;
+        self.told.update(|it| it.problem = None);
         self.remove_image().await;
         Ok(end)
     }
@@ -365,7 +374,7 @@ fn follow_record(vms: &VmStore, record: &MoveRecord) -> Result<(), String> {
             }
         }
         // It is at a path that somebody chose: it stays when the VM ends.
-        now.overlays.retain(|own| *own != record.from.path);
+        now.overlays.retain(|own| *own != record.written && *own != record.to.path);
     };
     let is_there = vms.change_owing(&record.vm, change).map_err(|error| chain(&error))?;
     done?;

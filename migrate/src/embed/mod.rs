@@ -281,6 +281,10 @@ impl Migrations for OfEngine {
         self.0.moving_disk(name)
     }
 
+    fn begins_disk_move(&self, name: &str) -> bool {
+        self.0.begins_disk_move(name)
+    }
+
     fn abandon<'a>(&'a self, name: &'a str) -> Abandoning<'a> {
         Box::pin(self.0.abandon(name))
     }

@@ -130,7 +130,14 @@ impl DiskCopies {
         let listener = listened.map_err(|source| SourceError::DiskSocket { path: socket.clone(), source })?;
         let sent = Arc::new(AtomicU64::new(0));
         self.wires.spawn(carry(listener, wire, Arc::clone(&sent)));
-        let order = CopyOrder { number, node: moving.node.clone(), socket };
+        // Nothing else is in there; and the path there is the one here, unless another was named.
+        let to = moving.told.to.as_ref().map_or(moving.path.as_path(), Path::new);
+        let order = CopyOrder {
+            number,
+            node: moving.node.clone(),
+            socket,
+            is_device: to.starts_with("/dev") && !to.starts_with("/dev/shm"),
+        };
         let looked = (self.begun, 0);
         self.disks.push(Copying { moving, sent, first_total: None, copied_ms: None, looked, rate: 0.0 });
         Ok(order)

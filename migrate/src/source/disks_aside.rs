@@ -49,7 +49,10 @@ pub(crate) fn see_to(image: &LeftImage, what: SourceDisks, id: &str) -> std::io:
     let Some(file) = image.file else { return Ok(Some(image.path.clone())) };
     let aside = aside(&image.path, id);
     // Whoever may write in the folders above must not lead us elsewhere in between.
-    let folder = Folder::of(&image.path)?;
+    let folder = match Folder::of(&image.path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        folder => folder?,
+    };
     let (here, moved) = (folder.file(&image.path), folder.file(&aside));
     if !file.is_at(&here) {
         // By an earlier process of this daemon; or somebody else has.

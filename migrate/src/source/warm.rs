@@ -7,6 +7,7 @@ use super::aborted::Undo;
 use super::control::Control;
 use super::conversation::{Heard, Serving};
 use super::disk_choice::Moving;
+use super::disk_copies::GIVE_UP_TIMEOUT;
 use super::error::{SourceError, Stop};
 use super::link_rate::LinkRate;
 use super::page_service::PageService;
@@ -21,6 +22,10 @@ use vmove_types::vm::Running;
 
 /// QEMU answers within milliseconds unless its main loop hangs.
 const MONITOR_TIMEOUT: Duration = Duration::from_secs(10);
+/// Attempts to let a guest run again, of [`MONITOR_TIMEOUT`] each at most.
+const RUN_AGAIN_TRIES: u32 = 6;
+/// Between them.
+const RUN_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// A guest that runs here while its memory is read.
 #[derive(Debug)]
@@ -136,6 +141,10 @@ impl Undo for Warm {
         } else {
             Ok(())
         };
+        if self.begins_copies {
+            // Nobody else knows of them.
+            let _ = self.monitor.give_up_copies(GIVE_UP_TIMEOUT).await;
+        }
         self.pages.memory.end_tracking();
         back
     }
@@ -146,8 +155,20 @@ impl Undo for Warm {
 }
 
 impl Warm {
-    /// `cont`, unless the guest runs.
+    /// `cont`, unless the guest runs. QEMU may still be busy with stopping it.
     async fn run_again(&self) -> Result<(), SourceError> {
+        let mut tries = 0;
+        loop {
+            let back = self.try_run_again().await;
+            tries += 1;
+            if back.is_ok() || tries == RUN_AGAIN_TRIES {
+                return back;
+            }
+            tokio::time::sleep(RUN_AGAIN_AFTER).await;
+        }
+    }
+
+    async fn try_run_again(&self) -> Result<(), SourceError> {
         let status = self.monitor.run_state(MONITOR_TIMEOUT).await;
         if status.map_err(|source| SourceError::StopOrCont { command: "cont", source })? == "running" {
             return Ok(());

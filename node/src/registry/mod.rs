@@ -24,7 +24,7 @@ use crate::monitors::Monitors;
 use crate::record::VmRecord;
 use crate::reservations::Reservations;
 use crate::starter::Starter;
-use crate::store::{VmStore, VmStoreError, check_name};
+use crate::store::{HeldName, VmStore, VmStoreError, check_name};
 
 use crate::blocking::run_blocking;
 use crate::migrations::Migrations;
@@ -55,8 +55,6 @@ pub struct Registry {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Names that a `run` or `adopt` is at work on: the record comes last.
-    reserved: HashSet<String>,
     /// Processes that have a watching task.
     watched: HashSet<Identity>,
     /// VMs that are being ended on request or cleaned up after: one task at a time does that.
@@ -69,13 +67,6 @@ struct State {
     pauses: u64,
     /// VMs whose QEMU has ended by itself, until their name is used again.
     ended: BTreeMap<String, Ended>,
-}
-
-impl State {
-    /// Whether a VM of this name had ended by itself, and nobody is starting another one. It is told of once.
-    fn forget_end(&mut self, name: &str) -> bool {
-        !self.reserved.contains(name) && self.ended.remove(name).is_some()
-    }
 }
 
 /// A VM that is no more.
@@ -198,6 +189,11 @@ impl Registry {
         self.vms.list()
     }
 
+    /// Whether a VM of this name had ended by itself, and nobody is starting another one. It is told of once.
+    fn forget_end(&self, name: &str) -> bool {
+        !self.vms.is_name_held(name) && self.lock().ended.remove(name).is_some()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every change is a single insertion or removal: a panic leaves nothing half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -207,17 +203,13 @@ impl Registry {
     ///
     /// # Errors
     /// It cannot be a name, or is taken.
-    pub fn reserve(self: &Arc<Self>, name: &str) -> Result<Reserved, RegistryError> {
+    pub fn reserve(self: &Arc<Self>, name: &str) -> Result<HeldName, RegistryError> {
         check_name(name)?;
-        let taken = || RegistryError::from(VmStoreError::Exists(name.to_owned()));
-        if !self.lock().reserved.insert(name.to_owned()) {
-            return Err(taken());
-        }
-        let reserved = Reserved { registry: self.clone(), name: name.to_owned() };
+        let reserved = self.vms.hold_name(name).ok_or_else(|| VmStoreError::Held(name.to_owned()))?;
         // An incoming migration has its record only later: it must not find its name taken then. Asked first, since it may
         // end between the two questions and leave the record.
         if self.migrations.of_vm(name).is_some() || self.vms.has(name) {
-            return Err(taken());
+            return Err(VmStoreError::Exists(name.to_owned()).into());
         }
         Ok(reserved)
     }
@@ -225,7 +217,7 @@ impl Registry {
     /// Whether a VM of this name is about to be here: it is being started, made as a child, or a migration holds it.
     #[must_use]
     pub fn is_expected(&self, name: &str) -> bool {
-        self.lock().reserved.contains(name) || self.migrations.of_vm(name).is_some()
+        self.vms.is_name_held(name) || self.migrations.of_vm(name).is_some()
     }
 
     /// Refuses while a migration holds the VM.
@@ -289,19 +281,6 @@ impl Ending {
 impl Drop for Ending {
     fn drop(&mut self) {
         self.registry.lock().ending.remove(&self.name);
-    }
-}
-
-/// A name that nobody else can take until this is dropped.
-#[derive(Debug)]
-pub struct Reserved {
-    registry: Arc<Registry>,
-    name: String,
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        self.registry.lock().reserved.remove(&self.name);
     }
 }
 

@@ -8,6 +8,8 @@ use vmove_types::vm::{Running, VmDetail};
 
 /// `stop` drains the disks, `cont` may wait for their locks.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between looks whether the copy of a disk has begun, for which the guest stands still.
+const BEGINS_AGAIN: Duration = Duration::from_millis(10);
 /// Between two attempts to let a guest run on.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -65,6 +67,9 @@ impl Registry {
         // A migration stops and resumes the guest by itself, and knows better when.
         self.not_in_session(name)?;
         let client = self.monitor(&record).await?;
+        while self.migrations.begins_disk_move(name) {
+            tokio::time::sleep(BEGINS_AGAIN).await;
+        }
         let held = self.hold_running(name).await;
         client.set_running(wanted, COMMAND_TIMEOUT).await?;
         drop(held);

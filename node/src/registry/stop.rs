@@ -39,7 +39,7 @@ impl Registry {
         let record = match self.vms.get(name) {
             Ok(record) => record,
             // It ended by itself, and this is the last that is heard of it.
-            Err(_) if self.lock().forget_end(name) => {
+            Err(_) if self.forget_end(name) => {
                 return stopped("had ended before", owed);
             }
             Err(error) => return Err(error.into()),

@@ -19,6 +19,8 @@ pub struct CopyOrder {
     pub node: String,
     /// The socket behind which the other QEMU exports its own disk of this number.
     pub socket: PathBuf,
+    /// That disk is on a block device.
+    pub is_device: bool,
 }
 
 /// How what the guest writes comes into a copy.
@@ -130,9 +132,11 @@ pub async fn begin(
 
 /// Connects QEMU to the other one's disk.
 async fn attach(client: &Client, order: &CopyOrder) -> Result<(), QmpError> {
+    // A device that cannot zero by itself would be zeroed, while the guest stands still, if it could discard.
+    let (discard, detect_zeroes) = if order.is_device { ("ignore", "on") } else { ("unmap", "unmap") };
     let node = json!({
         "driver": "nbd", "node-name": node_name(order.number), "export": export_name(order.number),
-        "server": { "type": "unix", "path": order.socket }, "discard": "unmap", "detect-zeroes": "unmap",
+        "server": { "type": "unix", "path": order.socket }, "discard": discard, "detect-zeroes": detect_zeroes,
         "cache": { "no-flush": true, "direct": false }, "read-only": false,
     });
     client.execute_raw("blockdev-add", node, TIMEOUT).await.map(drop)

@@ -22,6 +22,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// storage.
 const LONGEST: Duration = Duration::from_secs(2);
 
+/// What did not end in that time.
+const TOO_SLOW: &str = "blockdev-mirror (the guest stands still until QEMU has looked at its disk; for one that is paused there is no limit)";
+
 /// A mirror that is to begin.
 #[derive(Debug)]
 pub(super) struct Mirror {
@@ -54,7 +57,9 @@ pub(super) async fn begin_mirrors(
     let began = begin(client, mirrors, stops.then(|| begun + LONGEST)).await;
     let mut still = Duration::ZERO;
     if stops {
-        client.set_running(Running::Running, TIMEOUT).await.map_err(first)?;
+        // Refused or not answered: the guest may stand still, so this is no refusal of which nothing is left.
+        let resumed = client.set_running(Running::Running, TIMEOUT).await;
+        resumed.map_err(|_| first(late("cont (the guest may stand still)", TIMEOUT)))?;
         still = begun.elapsed();
     }
     if began.is_err() {
@@ -63,6 +68,10 @@ pub(super) async fn begin_mirrors(
         }
     }
     began.map(|()| still)
+}
+
+fn late(command: &str, waited: Duration) -> QmpError {
+    QmpError::Timeout { command: command.to_owned(), waited }
 }
 
 async fn is_running(client: &Client) -> Result<bool, QmpError> {
@@ -78,14 +87,9 @@ async fn begin(client: &Client, mirrors: &[Mirror], until: Option<Instant>) -> R
     while let Some(until) = until {
         let jobs = client.execute_raw("query-block-jobs", Value::Null, TIMEOUT).await;
         let jobs = jobs.map_err(|error| (0, error))?;
-        let Some(late) = mirrors.iter().position(|mirror| !notes_writes(&jobs, &mirror.job)) else { break };
+        let Some(slow) = mirrors.iter().position(|mirror| !notes_writes(&jobs, &mirror.job)) else { break };
         if Instant::now() >= until {
-            let error = QmpError::Timeout {
-                command: "blockdev-mirror (the guest stands still until QEMU has looked at its disk; one that is paused may take longer)"
-                    .to_owned(),
-                waited: LONGEST,
-            };
-            return Err((late, error));
+            return Err((slow, late(TOO_SLOW, LONGEST)));
         }
         sleep(LOOK_AGAIN).await;
     }

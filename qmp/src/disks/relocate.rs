@@ -110,11 +110,16 @@ pub async fn begin_move(
     writes: Writes,
 ) -> Result<Duration, QmpError> {
     let cache = json!({ "direct": order.direct, "no-flush": order.no_flush });
-    let driver = if order.is_device { "host_device" } else { "file" };
+    // A device that cannot zero by itself would be zeroed, while the guest stands still, if it could discard.
+    let (driver, discard) = if order.is_device { ("host_device", "ignore") } else { ("file", "unmap") };
+    let detect_zeroes = match order.detect_zeroes.as_str() {
+        "unmap" if order.is_device => "on",
+        other => other,
+    };
     let node = json!({
         "driver": order.format, "node-name": node_name(&order.id), "read-only": false,
-        "discard": "unmap", "detect-zeroes": order.detect_zeroes, "cache": cache,
-        "file": { "driver": driver, "filename": order.path, "discard": "unmap", "cache": cache },
+        "discard": discard, "detect-zeroes": detect_zeroes, "cache": cache,
+        "file": { "driver": driver, "filename": order.path, "discard": discard, "cache": cache },
     });
     client.execute_raw("blockdev-add", node, TIMEOUT).await?;
     let job = job_name(&order.id);
@@ -126,9 +131,9 @@ pub async fn begin_move(
     match begin_mirrors(client, &[Mirror { job, arguments }]).await {
         Ok(still) => Ok(still),
         Err((_, error)) => {
-            // Somebody must see to a node that stays.
-            delete(client, &node_name(&order.id)).await?;
-            Err(error)
+            // A node that stays is in use: somebody must see to it.
+            let deleted = delete(client, &node_name(&order.id)).await;
+            Err(deleted.err().map_or(error, |_| slow("(end of a copy that did not begin)", TIMEOUT)))
         }
     }
 }

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use tokio::task::JoinSet;
 use vmove_node::blocking::run_blocking;
-use vmove_node::registry::Reserved;
 use vmove_node::registry::starting::{self, Note};
 use vmove_node::reservations::Reservation;
+use vmove_node::store::HeldName;
 use vmove_qmp::QemuProcess;
 use vmove_types::Backing;
 use vmove_types::device::VmDevice;
@@ -36,7 +36,7 @@ use crate::template::Source;
 pub struct Prepared {
     pub child: Child,
     note: Note,
-    reserved: Reserved,
+    reserved: HeldName,
 }
 
 impl Prepared {
@@ -59,7 +59,7 @@ impl Prepared {
 #[derive(Debug)]
 pub struct Planned {
     pub plan: Plan,
-    reserved: Reserved,
+    reserved: HeldName,
 }
 
 impl ForkEngine {
@@ -193,7 +193,7 @@ pub struct Loaded {
     pub child: Child,
     /// What was found by `verify`.
     pub written_while_loading: Vec<LoadWrite>,
-    _reserved: Reserved,
+    _reserved: HeldName,
 }
 
 /// The end of a start: the child, and whether it was prepared before the fork; or its number, its name and why there is none.

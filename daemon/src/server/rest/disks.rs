@@ -33,8 +33,10 @@ pub async fn begin(
         // Before it is asked whether a fork is at work: one that begins later finds this.
         let hold = app.engine.hold_disk(&name, &disk).map_err(IntoProblem::into_problem)?;
         app.forks.not_at_work(&name).map_err(IntoProblem::into_problem)?;
+        let begun = hold.begin(request).await.map_err(IntoProblem::into_problem)?;
+        // They lie over the old image. No fork takes them meanwhile: the move holds the VM.
         app.forks.end_prepared_of(&name).await;
-        hold.begin(request).await.map_err(IntoProblem::into_problem)
+        Ok::<_, Problem>(begun)
     };
     Ok((StatusCode::ACCEPTED, axum::Json(detached(begin).await?)))
 }
