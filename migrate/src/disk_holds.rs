@@ -11,8 +11,8 @@ use vmove_types::disk_move::DiskMove;
 const REMEMBERED: usize = 32;
 
 /// All moves of disks of a node. A VM has one at a time at most.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct DiskMoves(Arc<Mutex<VecDeque<Arc<Told>>>>);
+#[derive(Debug, Default)]
+pub(crate) struct DiskMoves(Mutex<VecDeque<Arc<Told>>>);
 
 /// A move: what is told of it.
 #[derive(Debug)]

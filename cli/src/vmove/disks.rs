@@ -11,14 +11,13 @@ use vmove_types::units::{format_bytes, format_ms};
 
 use super::Ended;
 use super::bar::Bar;
+use super::follow::RESTART_TIMEOUT;
 use crate::args::vmove::MoveDisk;
 use crate::failure::Failure;
 use crate::output::{End, note, say, say_either, say_json, table};
 
 /// How often it is asked how far a move is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
-/// How long a daemon that went away is waited for: a restart takes up what it did where that stood.
-const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub async fn list(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
     let disks = client.disks(vm).await?;

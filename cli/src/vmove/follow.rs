@@ -20,7 +20,7 @@ use crate::failure::Failure;
 type Cancelling = JoinHandle<Result<Taken, Error>>;
 
 /// How long a daemon that went away is waited for: a restart takes up what it did where that stood.
-const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
 const RETRY_INTERVAL: Duration = Duration::from_millis(300);
 
 /// What Ctrl-C means.

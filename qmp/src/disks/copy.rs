@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::mirror::{Mirror, begin_mirrors};
+use super::mirror::{self, Mirror, Writes, begin_mirrors};
 use super::{PREFIX, TIMEOUT, export_name};
 use crate::{Client, QmpError};
 
@@ -21,25 +21,6 @@ pub struct CopyOrder {
     pub socket: PathBuf,
     /// That disk is on a block device.
     pub is_device: bool,
-}
-
-/// How what the guest writes comes into a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Writes {
-    /// Behind the guest's back: it never waits for the network.
-    Later,
-    /// With each write of the guest, which waits for both disks: so that little is missing when it stops.
-    AtOnce,
-}
-
-impl Writes {
-    /// What QEMU calls it.
-    pub(super) fn copy_mode(self) -> &'static str {
-        match self {
-            Self::Later => "background",
-            Self::AtOnce => "write-blocking",
-        }
-    }
 }
 
 /// Where a copy stands.
@@ -119,7 +100,7 @@ pub async fn begin(
         }
     }
     if begun.is_ok() {
-        let mirrors: Vec<Mirror> = orders.iter().map(|order| mirror(order, speed, writes)).collect();
+        let mirrors: Vec<Mirror> = orders.iter().map(|order| mirror_of(order, speed, writes)).collect();
         begun = begin_mirrors(client, &mirrors).await;
     }
     if begun.is_err() {
@@ -142,14 +123,8 @@ async fn attach(client: &Client, order: &CopyOrder) -> Result<(), QmpError> {
     client.execute_raw("blockdev-add", node, TIMEOUT).await.map(drop)
 }
 
-fn mirror(order: &CopyOrder, speed: u64, writes: Writes) -> Mirror {
-    let job = job_name(order.number);
-    let arguments = json!({
-        "job-id": job, "device": order.node, "target": node_name(order.number), "sync": "full", "speed": speed,
-        "copy-mode": writes.copy_mode(), "on-source-error": "report", "on-target-error": "report",
-        "auto-finalize": true, "auto-dismiss": false,
-    });
-    Mirror { job, arguments }
+fn mirror_of(order: &CopyOrder, speed: u64, writes: Writes) -> Mirror {
+    Mirror::new(job_name(order.number), &order.node, &node_name(order.number), speed, writes)
 }
 
 /// How far all copies are. A copy that has ended says why.
@@ -190,8 +165,7 @@ pub async fn set_speed(client: &Client, number: usize, speed: u64) -> Result<(),
 /// # Errors
 /// [`QmpError`].
 pub async fn hold_in_step(client: &Client, number: usize) -> Result<(), QmpError> {
-    let arguments = json!({ "id": job_name(number), "type": "mirror", "copy-mode": "write-blocking" });
-    client.execute_raw("block-job-change", arguments, TIMEOUT).await.map(drop)
+    mirror::hold_in_step(client, &job_name(number)).await
 }
 
 /// Ends copies of a guest that stands still: when this returns, each holds what the guest's disk holds, and this QEMU writes to none. The

@@ -25,12 +25,49 @@ const LONGEST: Duration = Duration::from_secs(2);
 /// What did not end in that time.
 const TOO_SLOW: &str = "blockdev-mirror (the guest stands still until QEMU has looked at its disk; for one that is paused there is no limit)";
 
+/// How what the guest writes comes into a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writes {
+    /// Behind the guest's back: it never waits for the network.
+    Later,
+    /// With each write of the guest, which waits for both disks: so that little is missing when it stops.
+    AtOnce,
+}
+
+impl Writes {
+    /// What QEMU calls it.
+    fn copy_mode(self) -> &'static str {
+        match self {
+            Self::Later => "background",
+            Self::AtOnce => "write-blocking",
+        }
+    }
+}
+
 /// A mirror that is to begin.
 #[derive(Debug)]
 pub(super) struct Mirror {
-    pub job: String,
+    job: String,
     /// Of `blockdev-mirror`.
-    pub arguments: Value,
+    arguments: Value,
+}
+
+impl Mirror {
+    /// Of the disk with this node into that one. `speed`: bytes per second, 0 for no limit.
+    pub(super) fn new(job: String, disk: &str, target: &str, speed: u64, writes: Writes) -> Self {
+        let arguments = json!({
+            "job-id": job, "device": disk, "target": target, "sync": "full", "speed": speed,
+            "copy-mode": writes.copy_mode(), "on-source-error": "report", "on-target-error": "report",
+            "auto-finalize": true, "auto-dismiss": false,
+        });
+        Self { job, arguments }
+    }
+}
+
+/// From here on the guest's writes go to both sides of a mirror at once. QEMUs before 8.2 cannot change over.
+pub(super) async fn hold_in_step(client: &Client, job: &str) -> Result<(), QmpError> {
+    let arguments = json!({ "id": job, "type": "mirror", "copy-mode": "write-blocking" });
+    client.execute_raw("block-job-change", arguments, TIMEOUT).await.map(drop)
 }
 
 /// Whether this QEMU may lose what a guest writes while a mirror begins.
@@ -49,7 +86,8 @@ pub(super) async fn begin_mirrors(
     mirrors: &[Mirror],
 ) -> Result<Duration, (usize, QmpError)> {
     let first = |error| (0, error);
-    let stops = loses_writes(client.version()) && is_running(client).await.map_err(first)?;
+    let stops =
+        loses_writes(client.version()) && client.run_state(TIMEOUT).await.map_err(first)? == "running";
     let begun = Instant::now();
     if stops {
         client.set_running(Running::Paused, TIMEOUT).await.map_err(first)?;
@@ -72,11 +110,6 @@ pub(super) async fn begin_mirrors(
 
 fn late(command: &str, waited: Duration) -> QmpError {
     QmpError::Timeout { command: command.to_owned(), waited }
-}
-
-async fn is_running(client: &Client) -> Result<bool, QmpError> {
-    let status = client.execute_raw("query-status", Value::Null, TIMEOUT).await?;
-    Ok(status.get("status").and_then(Value::as_str) == Some("running"))
 }
 
 async fn begin(client: &Client, mirrors: &[Mirror], until: Option<Instant>) -> Result<(), (usize, QmpError)> {

@@ -18,12 +18,10 @@ mod fact;
 mod mirror;
 mod relocate;
 
-pub use copy::{
-    CopyError, CopyOrder, CopyState, Writes, begin, finish, give_up, hold_in_step, set_speed, states,
-};
+pub use copy::{CopyError, CopyOrder, CopyState, begin, finish, give_up, hold_in_step, set_speed, states};
 pub use export::{ExportOrder, end_exports, export, flush};
 pub use fact::{DiskFact, disks};
-pub use mirror::loses_writes;
+pub use mirror::{Writes, loses_writes};
 pub use relocate::{
     MoveOrder, MoveState, OldImage, begin_move, close_old, has_moved, hold_move_in_step, move_state, switch,
     undo_move,

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::copy::refused_is_fine;
-use super::mirror::{Mirror, begin_mirrors};
-use super::{DiskFact, MOVED_NODE, TIMEOUT, Writes};
+use super::mirror::{self, Mirror, Writes, begin_mirrors};
+use super::{DiskFact, MOVED_NODE, TIMEOUT};
 use crate::{Client, QmpError};
 
 /// Between looks.
@@ -122,17 +122,13 @@ pub async fn begin_move(
         "file": { "driver": driver, "filename": order.path, "discard": discard, "cache": cache },
     });
     client.execute_raw("blockdev-add", node, TIMEOUT).await?;
-    let job = job_name(&order.id);
-    let arguments = json!({
-        "job-id": job, "device": order.node, "target": node_name(&order.id), "sync": "full",
-        "speed": speed, "copy-mode": writes.copy_mode(), "on-source-error": "report", "on-target-error": "report",
-        "auto-finalize": true, "auto-dismiss": false,
-    });
-    match begin_mirrors(client, &[Mirror { job, arguments }]).await {
+    let target = node_name(&order.id);
+    let mirror = Mirror::new(job_name(&order.id), &order.node, &target, speed, writes);
+    match begin_mirrors(client, &[mirror]).await {
         Ok(still) => Ok(still),
         Err((_, error)) => {
             // A node that stays is in use: somebody must see to it.
-            let deleted = delete(client, &node_name(&order.id)).await;
+            let deleted = delete(client, &target).await;
             Err(deleted.err().map_or(error, |_| slow("(end of a copy that did not begin)", TIMEOUT)))
         }
     }
@@ -167,8 +163,7 @@ fn state(job: &Value) -> MoveState {
 /// # Errors
 /// [`QmpError`].
 pub async fn hold_move_in_step(client: &Client, id: &str) -> Result<(), QmpError> {
-    let arguments = json!({ "id": job_name(id), "type": "mirror", "copy-mode": "write-blocking" });
-    client.execute_raw("block-job-change", arguments, TIMEOUT).await.map(drop)
+    mirror::hold_in_step(client, &job_name(id)).await
 }
 
 /// Gives the guest the new image, and waits until it has it: its requests wait meanwhile. [`MoveState`] says what came of it.
