@@ -1,16 +1,12 @@
 //! The description of an interface, and what its tests check.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use utoipa::OpenApi;
 use utoipa::openapi::{RefOr, Schema};
-
-/// Set by whoever wants the checked-in description written anew instead of compared.
-const WRITE: &str = "VMOVE_WRITE_OPENAPI";
 
 /// The description, with a line end.
 #[must_use]
@@ -61,17 +57,6 @@ pub enum OpenApiError {
         /// Its name, if any.
         found: Option<String>,
     },
-    /// The checked-in description is another one.
-    #[error("{0} is out of date: set {WRITE}=1 and run this test again")]
-    OutOfDate(PathBuf),
-    /// The checked-in description cannot be written.
-    #[error("could not write {path}")]
-    Write {
-        /// Its path.
-        path: PathBuf,
-        /// The kernel's answer.
-        source: std::io::Error,
-    },
 }
 
 /// Checks that every reference leads somewhere, and that every operation has a name of its own.
@@ -97,21 +82,6 @@ pub fn check(document: &str) -> Result<(), OpenApiError> {
         }
     }
     Ok(())
-}
-
-/// Checks that the file `path` holds this description, or writes it there if the environment has `VMOVE_WRITE_OPENAPI`.
-///
-/// # Errors
-/// The file holds another one, or cannot be written.
-pub fn check_file(document: &str, path: &Path) -> Result<(), OpenApiError> {
-    if std::env::var_os(WRITE).is_some() {
-        return std::fs::write(path, document)
-            .map_err(|source| OpenApiError::Write { path: path.to_owned(), source });
-    }
-    match std::fs::read_to_string(path) {
-        Ok(found) if found == document => Ok(()),
-        _ => Err(OpenApiError::OutOfDate(path.to_owned())),
-    }
 }
 
 #[cfg(test)]

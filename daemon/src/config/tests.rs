@@ -1,5 +1,8 @@
 //! Tests of the configuration.
 
+use vmove_skip::installed::{has_every_key, is_current};
+use vmove_skip::reference::settings_page;
+
 use super::*;
 
 /// Settings of a file, without TLS.
@@ -119,6 +122,33 @@ fn the_example_that_is_installed_can_be_used() {
 }
 
 #[test]
+fn every_key_is_in_the_example() {
+    let example = include_str!("../../dist/vmoved.toml");
+    for table in [
+        "",
+        "tls",
+        "fork",
+        "rdma",
+        "qemu",
+        "peers",
+        "control-groups",
+        "tuning",
+        "grants",
+        "host-signals",
+        "bridge",
+        "[client]",
+    ] {
+        has_every_key(example, table, |text| toml::from_str::<ConfigFile>(text));
+    }
+}
+
+#[test]
+fn the_checked_in_page_of_settings_is_current() {
+    let page = settings_page("vmoved", "/etc/vmove/vmoved.toml", include_str!("../../dist/vmoved.toml"));
+    is_current("docs/reference/vmoved-settings.md", page.as_bytes(), "vmove-daemon");
+}
+
+#[test]
 fn a_history_of_no_use_is_refused() {
     let merge = |text: &str| Config::merge(flags(&["--insecure"]), file(text));
     assert_eq!(merge("").unwrap().keep_migrations, 1000);
@@ -129,14 +159,13 @@ fn a_history_of_no_use_is_refused() {
     }
 }
 
-/// `VMOVE_WRITE_MAN=1 cargo test -p vmove-daemon man_page` writes it. `vmove man` installs it with the others.
+/// `VMOVE_WRITE_DOCS=1 cargo test -p vmove-daemon --lib the_checked_in` writes it. `vmove man` installs it with the others.
 #[test]
 fn the_checked_in_man_page_is_current() {
     use clap::CommandFactory;
     let mut page = Vec::new();
     clap_mangen::Man::new(Flags::command().disable_help_subcommand(true)).render(&mut page).unwrap();
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/dist/vmoved.1");
-    vmove_skip::installed::is_current_page(Path::new(path), &page, "vmove-daemon");
+    is_current("daemon/dist/vmoved.1", &page, "vmove-daemon");
 }
 
 #[test]

@@ -234,14 +234,10 @@ fn outcome_word(outcome: &Outcome) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-    use std::sync::Mutex;
-
-    use metrics::{
-        Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, with_local_recorder,
-    };
+    use metrics::with_local_recorder;
     use vmove_node::latency::Latencies;
-    use vmove_skip::installed::{metrics_in, text};
+    use vmove_skip::installed::{is_current, metrics_in, text};
+    use vmove_skip::reference::{Metric, described, metrics_page};
     use vmove_types::progress::Phase;
 
     use super::*;
@@ -278,56 +274,24 @@ mod tests {
         assert!(text.contains("vmove_fault_latency_seconds_count 4\n"), "{text}");
     }
 
-    /// What is described: kind and help text of each metric.
-    #[derive(Default)]
-    struct Described(Mutex<BTreeMap<String, (&'static str, String)>>);
-
-    impl Described {
-        fn add(&self, name: &KeyName, kind: &'static str, help: &SharedString) {
-            self.0.lock().unwrap().insert(name.as_str().to_owned(), (kind, help.to_string()));
-        }
-    }
-
-    impl Recorder for Described {
-        fn describe_counter(&self, name: KeyName, _: Option<Unit>, help: SharedString) {
-            self.add(&name, "counter", &help);
-        }
-
-        fn describe_gauge(&self, name: KeyName, _: Option<Unit>, help: SharedString) {
-            self.add(&name, "gauge", &help);
-        }
-
-        fn describe_histogram(&self, name: KeyName, _: Option<Unit>, help: SharedString) {
-            self.add(&name, "histogram", &help);
-        }
-
-        fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
-            Counter::noop()
-        }
-
-        fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
-            Gauge::noop()
-        }
-
-        fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
-            Histogram::noop()
-        }
-    }
-
-    fn described() -> BTreeMap<String, (&'static str, String)> {
-        let recorder = Described::default();
-        with_local_recorder(&recorder, || {
+    fn all() -> Vec<Metric> {
+        described(|| {
             describe();
             fork::describe();
             hook::describe();
-        });
-        recorder.0.into_inner().unwrap()
+        })
+    }
+
+    #[test]
+    fn the_checked_in_page_is_current() {
+        let page = metrics_page("vmoved", &all());
+        is_current("docs/reference/vmoved-metrics.md", page.as_bytes(), "vmove-daemon");
     }
 
     #[test]
     fn names_follow_the_rules_of_prometheus_and_are_in_the_guides() {
         let guides = text("docs/operations.md") + &text("docs/hooks.md");
-        for (name, (kind, help)) in described() {
+        for Metric { name, kind, help, .. } in all() {
             assert_eq!(name.ends_with("_total"), kind == "counter", "{name} is a {kind}");
             assert_eq!(name.ends_with("_seconds"), kind == "histogram", "{name} is a {kind}");
             assert!(help.ends_with('.'), "{name}: {help:?} is no sentence");
@@ -338,12 +302,13 @@ mod tests {
     /// An alert on a metric that nobody tells never fires, and nobody notices.
     #[test]
     fn alerts_and_dashboard_are_of_metrics_that_there_are() {
-        let known = described();
+        let known = all();
         for file in ["alerts.yml", "alerts-test.yml", "dashboard.json"] {
             let text = text(&format!("examples/monitoring/{file}"));
             let names = metrics_in(&text, "vmove_");
             assert!(names.len() > 10, "{file}: {names:?}");
-            let unknown: Vec<_> = names.iter().filter(|name| !known.contains_key(**name)).collect();
+            let unknown: Vec<_> =
+                names.iter().filter(|name| !known.iter().any(|metric| metric.name == **name)).collect();
             assert!(unknown.is_empty(), "{file} has {unknown:?}, which vmoved does not tell");
         }
     }

@@ -436,6 +436,9 @@ pub fn open_store(text: &str, max_txn_ops: usize) -> anyhow::Result<Arc<dyn Stor
 
 #[cfg(test)]
 mod tests {
+    use vmove_skip::installed::{has_every_key, is_current};
+    use vmove_skip::reference::settings_page;
+
     use super::*;
 
     #[test]
@@ -489,14 +492,38 @@ mod tests {
         assert_eq!(all.account.keep_days, Some(400));
     }
 
-    /// `VMOVE_WRITE_MAN=1 cargo test -p vmove-bridge man_page` writes it. `vmove man` installs it with the others.
+    #[test]
+    fn every_key_is_in_the_example() {
+        let example = include_str!("../dist/vbridged.toml");
+        for table in [
+            "",
+            "tls",
+            "moves",
+            "account",
+            "slurm",
+            "tokens.alice",
+            "daemons.node7",
+            "quota.\"*\"",
+            "templates.small",
+        ] {
+            has_every_key(example, table, |text| toml::from_str::<File>(text));
+        }
+    }
+
+    #[test]
+    fn the_checked_in_page_of_settings_is_current() {
+        let page =
+            settings_page("vbridged", "/etc/vbridged/vbridged.toml", include_str!("../dist/vbridged.toml"));
+        is_current("docs/reference/vbridged-settings.md", page.as_bytes(), "vmove-bridge");
+    }
+
+    /// `VMOVE_WRITE_DOCS=1 cargo test -p vmove-bridge --lib the_checked_in` writes it. `vmove man` installs it with the others.
     #[test]
     fn the_checked_in_man_page_is_current() {
         use clap::CommandFactory;
         let mut page = Vec::new();
         clap_mangen::Man::new(Arguments::command()).render(&mut page).unwrap();
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/dist/vbridged.1");
-        vmove_skip::installed::is_current_page(Path::new(path), &page, "vmove-bridge");
+        is_current("sched-bridge/service/dist/vbridged.1", &page, "vmove-bridge");
     }
 
     #[test]

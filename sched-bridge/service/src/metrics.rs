@@ -125,9 +125,16 @@ pub(crate) fn store_answered(operation: &'static str, outcome: &'static str, lat
 
 #[cfg(test)]
 mod tests {
-    use vmove_skip::installed::{metrics_in, text};
+    use vmove_skip::installed::{is_current, metrics_in, text};
+    use vmove_skip::reference::{described, metrics_page};
 
     use super::*;
+
+    #[test]
+    fn the_checked_in_page_is_current() {
+        let page = metrics_page("vbridged", &described(describe));
+        is_current("docs/reference/vbridged-metrics.md", page.as_bytes(), "vmove-bridge");
+    }
 
     /// Every metric has a help text, a type, and, if it has a unit, the unit in its name.
     #[test]

@@ -21,6 +21,7 @@ pub mod formats;
 pub mod installed;
 mod port;
 mod qemu;
+pub mod reference;
 pub mod tree;
 
 use std::ffi::OsStr;

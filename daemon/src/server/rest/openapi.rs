@@ -127,15 +127,19 @@ pub async fn serve() -> Response {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::path::Path;
+
+    use vmove_skip::installed::is_current;
+    use vmove_skip::reference::rest_page;
 
     use super::{OPERATIONS, document};
 
-    /// `VMOVE_WRITE_OPENAPI=1 cargo test -p vmove-daemon openapi` writes it.
+    /// `VMOVE_WRITE_DOCS=1 cargo test -p vmove-daemon --lib the_checked_in` writes it, and the page of the reference.
     #[test]
     fn the_checked_in_description_is_current() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
-        vmove_http::openapi::check_file(&document(), Path::new(path)).unwrap();
+        let document = document();
+        is_current("docs/openapi.json", document.as_bytes(), "vmove-daemon");
+        let page = rest_page("vmoved", "openapi.json", &document);
+        is_current("docs/reference/vmoved-rest.md", page.as_bytes(), "vmove-daemon");
     }
 
     /// What is in the description and not in the table would be refused to every client, and nobody would know its role.

@@ -44,15 +44,18 @@ pub async fn serve() -> Response {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use vmove_skip::installed::is_current;
+    use vmove_skip::reference::rest_page;
 
     use super::document;
 
-    /// `VMOVE_WRITE_OPENAPI=1 cargo test -p vmove-bridge openapi` writes it.
+    /// `VMOVE_WRITE_DOCS=1 cargo test -p vmove-bridge --lib the_checked_in` writes it, and the page of the reference.
     #[test]
     fn the_checked_in_description_is_current() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/vbridged-openapi.json");
-        vmove_http::openapi::check_file(&document(), Path::new(path)).unwrap();
+        let document = document();
+        is_current("docs/vbridged-openapi.json", document.as_bytes(), "vmove-bridge");
+        let page = rest_page("vbridged", "vbridged-openapi.json", &document);
+        is_current("docs/reference/vbridged-rest.md", page.as_bytes(), "vmove-bridge");
     }
 
     #[test]
