@@ -46,7 +46,7 @@ pub const TOPOLOGIES: Target = Target {
         "&a",
         "*a",
     ],
-    mutations: 150_000,
+    mutations: 15_000,
 };
 
 const TOPOLOGY_TEXTS: [&str; 8] = [
