@@ -89,16 +89,18 @@ counted() {
     local live=()
     # Debian's awk waits for 4 KiB of input otherwise, so that a failure is shown minutes late.
     ! awk -W version 2>&1 | grep -q mawk || live=(-W interactive)
-    awk "${live[@]}" -v result="$RESULT" -v failures="$RESULT.failures" -v failing="$RESULT.failing" '
+    awk "${live[@]}" -v result="$RESULT" -v times="$RESULTS/times" -v failures="$RESULT.failures" -v failing="$RESULT.failing" '
         /^successes:$/ { hide = 1 }
         /^(failures:|test result:)/ { hide = 0 }
         /^---- .* stdout ----$/ {
             test = $2
             if (!hide) print test >>failing
         }
+        # test NAME ... ok <1.234s>
+        !hide && /^test .* <[0-9.]+s>$/ { time = $NF; gsub(/[<s>]/, "", time); print time, $2 >>times }
         # Of a test that failed: where, and the first words of why.
-        /^(----|failures:|test result:|note: run with )/ { why = 0 }
-        !hide && / panicked at / { why = 4; print test >>failures }
+        /^(----|failures:|test result:|note: run with |stack backtrace:)/ { why = 0 }
+        !hide && / panicked at / { why = 12; print test >>failures }
         why > 0 { print "    " substr($0, 1, 600) >>failures; why-- }
         hide && /^SKIP / { if ($0 ~ /^SKIP [^:]*(::[^:]+)*\): /) part++; else whole[test] = 1 }
         /^test result:/ {
@@ -152,6 +154,11 @@ tell_results() {
     done
     tell_layer all
     echo
+    if [ -s "$RESULTS/times" ]; then
+        echo "the slowest tests, in seconds:"
+        sort -rn "$RESULTS/times" | head -n 20
+        echo
+    fi
     # What is printed last is what is seen first.
     if compgen -G "$RESULTS/*.unsteady" >/dev/null; then
         echo "failed, and passed when run once more, alone:"

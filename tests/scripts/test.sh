@@ -119,6 +119,9 @@ SAME_ON_ALL_QEMUS=(auto:: client:: doctor:: events:: goals:: going_home:: guest:
     what_is_unchanged a_visit_of_a_large_guest wherever_a_daemon_is_killed a_visit_outlives on_its_visit_is_heard_of ends_on_its_visit
     what_is_no_visit where_it_is_to_read)
 
+# Of the moves: those that compare times of the network or of processors, which a test beside them would take.
+ALONE=(client:: a_share_of_the_processors)
+
 test_e2e() {
     local moving waiting others failed=0
     keep_booted_guests
@@ -127,7 +130,9 @@ test_e2e() {
     mapfile -t others < <(integration_tests | grep -vxF "$(printf '%s\n' browser moves libvirt clusters "${MOSTLY_WAITING[@]}" "${NEVER_SKIPPED[@]}")")
     VMOVE_NO_SKIP=1 run_tests "${NEVER_SKIPPED[@]}" || failed=1
     run_tests "${others[@]}" -- --test-threads=1 || failed=1
-    run_tests moves libvirt clusters -- --test-threads="$moving" || failed=1
+    run_tests moves -- --test-threads=1 "${ALONE[@]}" || failed=1
+    # shellcheck disable=SC2046
+    run_tests moves libvirt clusters -- --test-threads="$moving" $(printf -- '--skip %s ' "${ALONE[@]}") || failed=1
     run_tests "${MOSTLY_WAITING[@]}" -- --test-threads="$waiting" || failed=1
     # Left out: what kills daemons at many moments, and what no version of QEMU changes. On 10.0 they have run.
     say "moves, forks and crashes again, on QEMU 7.2"
@@ -192,7 +197,16 @@ run_tests() {
     done
     [ $# -eq 0 ] && set -- --
     forget_failing
-    cargo test --no-fail-fast --workspace "${targets[@]}" "$@" --show-output | counted || once_more "${targets[@]}"
+    timed_tests "${targets[@]}" "$@" | counted || once_more "${targets[@]}"
+}
+
+# timed_tests TARGET... -- ARGUMENTS: runs them, and says how long each took. Rust's test harness does that for nightly compilers, and for
+# those that the variable declares to be such; the runner sets it for the tests alone, since with it everything would be compiled once more.
+timed_tests() {
+    local host
+    host=$(rustc -vV | sed -n 's/^host: //p' | tr a-z- A-Z_)
+    env "CARGO_TARGET_${host}_RUNNER=env RUSTC_BOOTSTRAP=1" \
+        cargo test --no-fail-fast --workspace "$@" --show-output -Z unstable-options --report-time
 }
 
 # Tests that failed beside others run once more, alone: many of them measure times, on a machine that others use. One that passes then is
@@ -202,7 +216,7 @@ once_more() {
     mapfile -t failing < <(failing_tests)
     [ ${#failing[@]} -gt 0 ] && [ ${#failing[@]} -le 3 ] || return 1
     say "once more, alone: ${failing[*]}"
-    cargo test --no-fail-fast --workspace "$@" -- --test-threads=1 --show-output --exact "${failing[@]}" | seen_again "${#failing[@]}"
+    timed_tests "$@" -- --test-threads=1 --exact "${failing[@]}" | seen_again "${#failing[@]}"
 }
 
 # RDMA between virtual hosts. The programs are those of the other tests.
