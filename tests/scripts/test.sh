@@ -5,7 +5,7 @@ LAYERS=(fmt lint build unit loom e2e lab)
 # What a change needs most.
 QUICK=(fmt lint build unit short)
 # Only when they are asked for.
-LONG=(package page)
+LONG=(long package page)
 
 vmove_test() {
     local layers=() layer
@@ -34,7 +34,7 @@ vmove_test() {
     for layer in "${layers[@]}"; do
         # Those that use what is built.
         case $layer in
-            e2e | short | lab | page) [[ " ${LAYERS_RUN[*]} " == *' build '* ]] || run_layer build ;;
+            e2e | short | long | lab | page) [[ " ${LAYERS_RUN[*]} " == *' build '* ]] || run_layer build ;;
         esac
         # Loom computes, and the first tests of e2e mostly wait.
         if [ "$layer" = loom ] && [[ " ${layers[*]} " == *' e2e '* ]]; then
@@ -113,36 +113,73 @@ MOSTLY_WAITING=(faults forks kvm)
 # Everything that they speak with is there after ./run setup: none may be skipped.
 NEVER_SKIPPED=(killed kills python slurm)
 
-# Of the moves: those that name a QEMU themselves, and those about the kernel's memory, our own threads, decisions, clocks and interfaces.
+# Those that take most of the time and find what others find, too, if seldom: random sequences, kills at many moments, long jobs. They are
+# the layer `long`.
+SELDOM=(
+    a_share_of_the_processors_is_kept                       # moves
+    wherever_a_daemon_is_killed_on_its_way_home
+    a_visit_outlives_the_daemons_of_both_sides
+    the_demonstration_goes_as_it_says                       # clusters
+    nothing_is_given_twice_or_lost_in_random_sequences
+    the_model_agrees_with_real_runs_by_unicast              # namespaces
+    the_model_agrees_with_real_runs_in_two_stages
+    a_stale_copy_of_a_qcow2_image                           # forks
+    on_a_shared_path_a_raw_image
+    what_a_host_cannot_take_up_at_once
+    daemons_that_are_killed_only_delay_what_is_read
+)
+
+# What a version of QEMU may change: of it all modes, disks, refusals, and the pages of the tutorials; and forks.
+ON_EACH_QEMU=(in_every_mode_on_thp disks:: move_disk:: blockers:: io_threads:: direct_io:: tutorial:: a_confined_guest_moves)
+
+# Of the moves on another QEMU in the layer `long`, not: those that name a QEMU themselves, and those about the kernel's memory, our own
+# threads, decisions, clocks and interfaces.
 SAME_ON_ALL_QEMUS=(auto:: client:: doctor:: events:: goals:: going_home:: guest:: history:: monitoring:: old_kernel:: pinned:: remote::
-    reports:: setup_tls:: slow_link:: slurm:: terminal:: watching:: before_linux daemons_give_way on_qemu_ one_gib what_crossed
+    reports:: setup_tls:: slow_link:: slurm:: terminal:: traces:: watching:: before_linux daemons_give_way on_qemu_ one_gib what_crossed
     what_is_unchanged a_visit_of_a_large_guest wherever_a_daemon_is_killed a_visit_outlives on_its_visit_is_heard_of ends_on_its_visit
     what_is_no_visit where_it_is_to_read)
 
-# Of the moves: those that compare times of the network or of processors, which a test beside them would take.
-ALONE=(client:: a_share_of_the_processors)
+# Of the moves: what compares times of the network, which a test beside it would take.
+ALONE=(client::)
 
 test_e2e() {
-    local moving waiting others failed=0
+    local moving waiting others skipped alone failed=0
     keep_booted_guests
     moving=$(at_a_time 0)
     waiting=$(at_a_time 1)
     mapfile -t others < <(integration_tests | grep -vxF "$(printf '%s\n' browser moves libvirt clusters "${MOSTLY_WAITING[@]}" "${NEVER_SKIPPED[@]}")")
+    mapfile -t skipped < <(without "${SELDOM[@]}")
+    mapfile -t alone < <(without "${ALONE[@]}")
     VMOVE_NO_SKIP=1 run_tests "${NEVER_SKIPPED[@]}" || failed=1
-    run_tests "${others[@]}" -- --test-threads=1 || failed=1
+    run_tests "${others[@]}" -- --test-threads=1 "${skipped[@]}" || failed=1
     run_tests moves -- --test-threads=1 "${ALONE[@]}" || failed=1
-    # shellcheck disable=SC2046
-    run_tests moves libvirt clusters -- --test-threads="$moving" $(printf -- '--skip %s ' "${ALONE[@]}") || failed=1
-    run_tests "${MOSTLY_WAITING[@]}" -- --test-threads="$waiting" || failed=1
-    # Left out: what kills daemons at many moments, and what no version of QEMU changes. On 10.0 they have run.
+    run_tests moves libvirt clusters -- --test-threads="$moving" "${skipped[@]}" "${alone[@]}" || failed=1
+    run_tests "${MOSTLY_WAITING[@]}" -- --test-threads="$waiting" "${skipped[@]}" || failed=1
+    say "what a version of QEMU may change, on QEMU 7.2"
+    export VMOVE_QEMU=$VMOVE_QEMU_7_2
+    run_tests moves -- --test-threads="$moving" "${ON_EACH_QEMU[@]}" || failed=1
+    run_tests forks faults -- --test-threads="$waiting" parent_and_children both_killed_in_post_copy || failed=1
+    return $failed
+}
+
+# What takes long, one at a time; then moves, forks and crashes on QEMU 7.2.
+test_long() {
+    local failed=0 same
+    keep_booted_guests
+    mapfile -t same < <(without "${SAME_ON_ALL_QEMUS[@]}")
+    run_tests namespaces clusters moves forks -- --test-threads=1 "${SELDOM[@]}" || failed=1
     say "moves, forks and crashes again, on QEMU 7.2"
     export VMOVE_QEMU=$VMOVE_QEMU_7_2
-    # shellcheck disable=SC2046
-    run_tests moves -- --test-threads="$moving" $(printf -- '--skip %s ' "${SAME_ON_ALL_QEMUS[@]}") || failed=1
-    run_tests forks -- --test-threads="$waiting" parent_and_children templates_are_kept || failed=1
+    run_tests moves -- --test-threads="$(at_a_time 0)" "${same[@]}" || failed=1
+    run_tests forks -- --test-threads="$(at_a_time 1)" parent_and_children templates_are_kept || failed=1
     # Of the crashes those in which QEMU is stopped, or dies.
-    run_tests faults -- --test-threads="$waiting" _qemu_that_dies_ in_the_switchover _the_commit_the_guest both_killed || failed=1
+    run_tests faults -- --test-threads="$(at_a_time 1)" _qemu_that_dies_ in_the_switchover _the_commit_the_guest both_killed || failed=1
     return $failed
+}
+
+# without NAME...: arguments that leave tests out.
+without() {
+    printf -- '--skip\n%s\n' "$@"
 }
 
 # The page in a browser. With VMOVE_WRITE_PICTURES=1 the pictures in docs/ are made anew.
