@@ -9,7 +9,7 @@ use sched_bridge::model::{NodeName, VmName};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::bridge::{Bridge, Known};
+use crate::bridge::{Bridge, Known, Listing};
 use crate::driver::{Reach, VmDriver};
 
 /// A node that does not answer is asked after so many intervals again: it takes little from those that do.
@@ -145,7 +145,7 @@ async fn keep_listing(
         pause = interval;
         // Before the list is asked for: what is said meanwhile is looked at next.
         let told = hint.take_ended();
-        let Ok(known) = bridge.vms_running_on(&node) else { continue };
+        let Ok(leased) = bridge.leased_on(&node) else { continue };
         // A daemon that does not answer says nothing about its VMs.
         let listed = match driver.list(&node).await {
             Ok(listed) => listed,
@@ -159,7 +159,7 @@ async fn keep_listing(
         let listed: BTreeSet<String> =
             listed.into_iter().filter(|(_, vm)| !vm.ended).map(|(name, _)| name).collect();
         listings.set(&node, Some(Ok(listed.clone())));
-        if !known.keys().all(|vm| listed.contains(vm)) {
+        if !leased.running.keys().all(|vm| listed.contains(vm)) {
             pause = interval.min(CONFIRM_AFTER);
         }
         // A VM has ended if two lists in a row lack it: a daemon that has just started may not know all its VMs yet.
@@ -169,13 +169,15 @@ async fn keep_listing(
         );
         // Of one that its own daemon has said to have ended, one list is enough.
         for vm in told.into_iter().filter(|vm| !listed.contains(vm)) {
-            if let Some(granted) = known.get(&vm) {
+            if let Some(granted) = leased.running.get(&vm) {
                 either.remove(&vm);
                 known_before.insert(vm, granted.clone());
             }
         }
-        before = Some((known, listed));
-        match bridge.vms_listed(&node, &either, &known_before).await {
+        let listing = Listing { now: &listed, lately: &either, leased: &leased, known: &known_before };
+        let noted = bridge.vms_listed(&node, &listing).await;
+        before = Some((leased.running, listed));
+        match noted {
             Ok(ended) if !ended.is_empty() => {
                 let ended: Vec<&str> = ended.iter().map(VmName::as_str).collect();
                 tracing::info!(%node, vms = ended.join(" "), "VMs have ended; their resources are free");

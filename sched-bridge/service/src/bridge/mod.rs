@@ -33,7 +33,7 @@ pub use moves::Arrival;
 pub use resize::GrowRequest;
 pub(crate) use resize::resident;
 pub use retention::{Retention, RetentionError};
-pub use sweep::Known;
+pub use sweep::{Known, LeasedOn, Listing};
 pub use view::{LeaseEntry, View};
 
 use crate::clock::Clock;

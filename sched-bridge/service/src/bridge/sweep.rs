@@ -128,22 +128,30 @@ impl Bridge {
         }
     }
 
-    /// The VMs that are known to run on a node.
+    /// What this node has of leases, before its VMs are listed.
     ///
     /// # Errors
     /// The store does not answer.
-    pub fn vms_running_on(&self, node: &NodeName) -> Result<Known, BridgeError> {
+    pub fn leased_on(&self, node: &NodeName) -> Result<LeasedOn, BridgeError> {
         let view = self.view()?;
-        let of_lease = |lease: &Arc<Lease>| {
-            let here = lease.held.iter().filter(|held| held.seen && held.assignment.node == *node);
-            here.map(|held| (held.assignment.vm.to_string(), lease.granted.clone())).collect::<Vec<_>>()
-        };
-        Ok(view.leases().values().flat_map(|entry| of_lease(&entry.lease)).collect())
+        let mut leased = LeasedOn::default();
+        for lease in view.leases().values().map(|entry| &entry.lease) {
+            for held in lease.held.iter().filter(|held| held.assignment.node == *node) {
+                let vm = held.assignment.vm.to_string();
+                if held.seen {
+                    leased.running.insert(vm.clone(), lease.granted.clone());
+                }
+                leased.beats.insert(vm, (lease.granted.clone(), lease.beats));
+            }
+        }
+        Ok(leased)
     }
 
-    /// Takes note of the VMs that a node's daemon lists. One of `known`, the VMs that were known to run there before the list was asked
-    /// for, that is not listed has ended: its resources are released, and the lease ends with its last VM. Returns the VMs that have ended.
-    /// A VM of the same name that a later lease has started meanwhile is another one.
+    /// Takes note of the VMs that a node's daemon lists. One that was known to run and is listed no more has ended: its resources are released, and
+    /// the lease ends with its last VM. Returns the VMs that have ended.
+    ///
+    /// A VM that was stopped and one of its name that was started later are two, in a later lease as well as in the same one. A list that was asked for
+    /// before says nothing of the later one: neither that it runs, after which it would be missed while it starts, nor that it has ended.
     ///
     /// # Errors
     /// The store does not answer.
@@ -151,14 +159,13 @@ impl Bridge {
     pub async fn vms_listed(
         &self,
         node: &NodeName,
-        listed: &BTreeSet<String>,
-        known: &Known,
+        listing: &Listing<'_>,
     ) -> Result<Vec<VmName>, BridgeError> {
         let view = self.view()?;
         let mut ended = Vec::new();
         for (id, entry) in view.leases() {
-            if after_listing(&entry.lease, node, listed, known).is_some() {
-                let work = self.update_by_listing(id, node, listed, known);
+            if after_listing(&entry.lease, node, listing).is_some() {
+                let work = self.update_by_listing(id, node, listing);
                 ended.extend(work.instrument(tracing::info_span!("lease", %id)).await?);
             }
         }
@@ -169,13 +176,12 @@ impl Bridge {
         &self,
         id: &LeaseId,
         node: &NodeName,
-        listed: &BTreeSet<String>,
-        known: &Known,
+        listing: &Listing<'_>,
     ) -> Result<Vec<VmName>, BridgeError> {
         let (ended, lease_ended) = self
             .change(|view| {
                 let Ok(entry) = view.lease(id) else { return Ok(Attempt::Done((Vec::new(), false))) };
-                let Some((mut lease, ended)) = after_listing(&entry.lease, node, listed, known) else {
+                let Some((mut lease, ended)) = after_listing(&entry.lease, node, listing) else {
                     return Ok(Attempt::Done((Vec::new(), false)));
                 };
                 let now = self.clock.stamp();
@@ -201,14 +207,31 @@ impl Bridge {
 /// VMs of a node, each with the time at which its lease was granted.
 pub type Known = BTreeMap<String, Stamp>;
 
+/// What leases had on a node at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct LeasedOn {
+    /// The VMs that were known to run there.
+    pub running: Known,
+    /// All VMs, with the time at which their lease was granted, and its beats: each start and stop of its VMs is one.
+    beats: BTreeMap<String, (Stamp, u64)>,
+}
+
+/// What a node's daemon lists.
+#[derive(Debug)]
+pub struct Listing<'a> {
+    /// The VMs that run.
+    pub now: &'a BTreeSet<String>,
+    /// These, and those of the list before: a VM has ended if it is in neither.
+    pub lately: &'a BTreeSet<String>,
+    /// What was leased there before the list was asked for.
+    pub leased: &'a LeasedOn,
+    /// The VMs that were known to run before the list before was asked for.
+    pub known: &'a Known,
+}
+
 /// A lease after a listing of a node's VMs, and the VMs that have ended. None if nothing changes. A VM that is being moved is left
 /// alone: it is on one of two nodes.
-fn after_listing(
-    lease: &Lease,
-    node: &NodeName,
-    listed: &BTreeSet<String>,
-    known: &Known,
-) -> Option<(Lease, Vec<VmName>)> {
+fn after_listing(lease: &Lease, node: &NodeName, listing: &Listing<'_>) -> Option<(Lease, Vec<VmName>)> {
     if !lease.held.iter().any(|held| held.assignment.node == *node) {
         return None;
     }
@@ -225,13 +248,15 @@ fn after_listing(
         if held.assignment.node != *node || moving.contains(vm) {
             return true;
         }
-        let is_listed = listed.contains(vm.as_str());
-        if held.seen && !is_listed && known.get(vm.as_str()) == Some(&lease.granted) {
+        let was_known = listing.known.get(vm.as_str()) == Some(&lease.granted);
+        if held.seen && was_known && !listing.lately.contains(vm.as_str()) {
             ended.push(vm.clone());
             return false;
         }
-        held.seen |= is_listed;
-        held.growing &= !is_listed;
+        let is_same = listing.leased.beats.get(vm.as_str()) == Some(&(lease.granted.clone(), lease.beats));
+        let runs = is_same && listing.now.contains(vm.as_str());
+        held.seen |= runs;
+        held.growing &= !runs;
         true
     });
     (after != *lease).then_some((after, ended))

@@ -11,7 +11,7 @@ use test_servers::EtcdServer;
 use tokio::sync::mpsc;
 use vmove_skip::need;
 
-use super::{Arrival, Bridge, BridgeError, Known, State};
+use super::{Arrival, Bridge, BridgeError, Known, LeasedOn, Listing, State};
 use crate::account::{End, Record};
 use crate::clock::{Clock, SystemClock};
 use crate::lease::Part;
@@ -148,7 +148,7 @@ async fn a_move_holds_both_places_and_settles_on_one() {
     }
     bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
     let to = one_gpu("a-0", "n2", 0);
-    bridge.vms_listed(&name("n1"), &see(&["a-0"]), &Known::new()).await.unwrap();
+    listed(&bridge, "n1", &["a-0"], &Known::new()).await.unwrap();
     bridge.reserve_move(&to).await.unwrap();
     bridge.reserve_move(&to).await.unwrap();
     assert!(bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 0)])).await.is_err(), "its home is held");
@@ -158,10 +158,10 @@ async fn a_move_holds_both_places_and_settles_on_one() {
     assert!(refused.to_string().contains("VM a-0 is being moved to n2"), "{refused}");
     // On the move, it is missed nowhere.
     let known = known_of(&bridge, "a", &["a-0"]);
-    assert!(bridge.vms_listed(&name("n1"), &BTreeSet::new(), &known).await.unwrap().is_empty());
+    assert!(listed(&bridge, "n1", &[], &known).await.unwrap().is_empty());
     bridge.settle_move(&to.vm, &to.node, Arrival::Arrived).await.unwrap();
     // A list of the new node's VMs that is older than the move ends nothing.
-    assert!(bridge.vms_listed(&name("n2"), &BTreeSet::new(), &Known::new()).await.unwrap().is_empty());
+    assert!(listed(&bridge, "n2", &[], &Known::new()).await.unwrap().is_empty());
     let view = bridge.view().unwrap();
     let held = &view.lease(&id("a")).unwrap().lease.held;
     assert_eq!((held.len(), held[0].part, held[0].assignment.node.as_str()), (1, Part::Home, "n2"));
@@ -174,8 +174,26 @@ async fn a_move_holds_both_places_and_settles_on_one() {
     bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
 }
 
-fn see(vms: &[&str]) -> BTreeSet<String> {
-    vms.iter().map(|vm| (*vm).to_owned()).collect()
+/// A node lists these VMs now, and none that it has not listed before.
+async fn listed(
+    bridge: &Bridge,
+    node: &str,
+    vms: &[&str],
+    known: &Known,
+) -> Result<Vec<VmName>, BridgeError> {
+    let leased = bridge.leased_on(&name(node))?;
+    listed_after(bridge, node, (&leased, vms), known).await
+}
+
+/// The same, asked for when this was leased there.
+async fn listed_after(
+    bridge: &Bridge,
+    node: &str,
+    (leased, vms): (&LeasedOn, &[&str]),
+    known: &Known,
+) -> Result<Vec<VmName>, BridgeError> {
+    let vms: BTreeSet<String> = vms.iter().map(|vm| (*vm).to_owned()).collect();
+    bridge.vms_listed(&name(node), &Listing { now: &vms, lately: &vms, leased, known }).await
 }
 
 /// These VMs, as those of a lease that are known to run.
@@ -195,13 +213,38 @@ async fn the_end_of_a_vm_is_not_that_of_one_of_its_name_in_a_later_lease() {
         bridge.mark_running(&id("a"), &[(vm.clone(), n1.clone())], true).await.unwrap();
     };
     again().await;
-    let known = bridge.vms_running_on(&n1).unwrap();
+    let known = bridge.leased_on(&n1).unwrap().running;
     bridge.release(&id("a")).await.unwrap();
     bridge.manual_clock.pass(100);
     again().await;
-    assert!(bridge.vms_listed(&n1, &see(&[]), &known).await.unwrap().is_empty());
-    let known = bridge.vms_running_on(&n1).unwrap();
-    assert_eq!(bridge.vms_listed(&n1, &see(&[]), &known).await.unwrap(), std::slice::from_ref(&vm));
+    assert!(listed(&bridge, "n1", &[], &known).await.unwrap().is_empty());
+    let known = bridge.leased_on(&n1).unwrap().running;
+    assert_eq!(listed(&bridge, "n1", &[], &known).await.unwrap(), std::slice::from_ref(&vm));
+}
+
+/// A list from before a VM was stopped says nothing of the one that is being started in its place: it would be missed while it starts.
+#[tokio::test]
+async fn a_vm_that_is_being_started_is_not_the_one_of_its_name_that_was_stopped() {
+    let bridge = TestBridge::empty().await;
+    bridge.put_nodes(&["n1"], 2).await;
+    let place = [(VmName::new("a-0").unwrap(), name("n1"))];
+    let seen = || bridge.view().unwrap().lease(&id("a")).unwrap().lease.held[0].seen;
+    bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
+    bridge.mark_running(&id("a"), &place, true).await.unwrap();
+    // In the same lease.
+    let leased = bridge.leased_on(&name("n1")).unwrap();
+    bridge.mark_running(&id("a"), &place, false).await.unwrap();
+    listed_after(&bridge, "n1", (&leased, &["a-0"]), &leased.running).await.unwrap();
+    assert!(!seen(), "it was stopped");
+    // In a later one.
+    let leased = bridge.leased_on(&name("n1")).unwrap();
+    bridge.release(&id("a")).await.unwrap();
+    bridge.manual_clock.pass(100);
+    bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0)])).await.unwrap();
+    listed_after(&bridge, "n1", (&leased, &["a-0"]), &leased.running).await.unwrap();
+    assert!(!seen(), "it is being started");
+    listed(&bridge, "n1", &["a-0"], &Known::new()).await.unwrap();
+    assert!(seen());
 }
 
 #[tokio::test]
@@ -209,19 +252,15 @@ async fn the_end_of_a_vm_gives_back_what_it_had() {
     let bridge = TestBridge::empty().await;
     bridge.put_nodes(&["n1"], 2).await;
     bridge.grant(exactly("a", vec![one_gpu("a-0", "n1", 0), one_gpu("a-1", "n1", 1)])).await.unwrap();
-    let n1 = name("n1");
     let known = |vms: &[&str]| known_of(&bridge, "a", vms);
-    assert!(bridge.vms_listed(&n1, &see(&[]), &known(&["a-0"])).await.unwrap().is_empty(), "not started yet");
-    let all = see(&["a-0", "a-1", "stranger"]);
-    assert!(bridge.vms_listed(&n1, &all, &Known::new()).await.unwrap().is_empty());
-    assert!(
-        bridge.vms_listed(&n1, &see(&["a-1"]), &known(&["a-1"])).await.unwrap().is_empty(),
-        "an old list"
-    );
-    let gone = bridge.vms_listed(&n1, &see(&["a-1"]), &known(&["a-0", "a-1"])).await.unwrap();
+    assert!(listed(&bridge, "n1", &[], &known(&["a-0"])).await.unwrap().is_empty(), "not started yet");
+    let all = ["a-0", "a-1", "stranger"];
+    assert!(listed(&bridge, "n1", &all, &Known::new()).await.unwrap().is_empty());
+    assert!(listed(&bridge, "n1", &["a-1"], &known(&["a-1"])).await.unwrap().is_empty(), "an old list");
+    let gone = listed(&bridge, "n1", &["a-1"], &known(&["a-0", "a-1"])).await.unwrap();
     assert_eq!(gone, [VmName::new("a-0").unwrap()]);
     bridge.grant(exactly("b", vec![one_gpu("b-0", "n1", 0)])).await.unwrap();
-    bridge.vms_listed(&n1, &see(&["b-0"]), &known(&["a-1"])).await.unwrap();
+    listed(&bridge, "n1", &["b-0"], &known(&["a-1"])).await.unwrap();
     bridge.view().unwrap().lease(&id("a")).unwrap_err();
     assert_eq!(records(&bridge).await[0].end, End::VmsEnded);
 }
