@@ -19,6 +19,7 @@ pub use vmove_clone::engine::ForkPolicy;
 use vmove_clone::engine::SELF;
 use vmove_hooks::config::{Hook, HookEntry, HookError};
 use vmove_hooks::signals::Sources;
+use vmove_http::client::Endpoint;
 use vmove_log::LogFormat;
 use vmove_node::control_groups::GroupPolicy;
 use vmove_node::peer::{PeerPolicy, split_address};
@@ -31,12 +32,14 @@ use self::clients::ClientEntry;
 pub use self::grants::GrantPolicy;
 use self::hooks::SignalsConfig;
 use self::qemu::QemuConfig;
+use self::traces::TracesConfig;
 
 mod clients;
 mod grants;
 mod hooks;
 mod qemu;
 mod rdma;
+mod traces;
 
 /// Where a daemon with TLS listens, unless told otherwise: every address of the host, IPv4 too.
 const EVERYWHERE: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), DEFAULT_PORT);
@@ -161,6 +164,7 @@ pub struct ConfigFile {
     hook: Vec<HookEntry>,
     host_signals: SignalsConfig,
     bridge: Option<BridgeConfig>,
+    traces: TracesConfig,
 }
 
 /// `[fork]`, if it is within its ranges, and the nodes that it names are `known`.
@@ -288,6 +292,8 @@ pub struct Config {
     pub signals: Sources,
     /// The bridge that says where hooks move VMs.
     pub bridge: Option<BridgeConfig>,
+    /// Collector of OpenTelemetry for traces of migrations.
+    pub traces: Option<Endpoint>,
 }
 
 /// Why settings cannot be used.
@@ -437,6 +443,7 @@ impl Config {
             hooks,
             signals: file.host_signals.sources(),
             bridge: file.bridge,
+            traces: file.traces.collector()?,
             nodes,
             file: flags.config.map(absolute),
             clients,

@@ -71,7 +71,7 @@ impl Publisher {
     /// Begins a session's progress in [`Phase::Check`].
     #[must_use]
     pub fn new(id: &str, vm: &str, role: Role, peer: &str) -> (Self, watch::Receiver<Progress>) {
-        let began_at = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+        let began_at = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
         Self::taken_up(id, vm, role, peer, Some(began_at))
     }
 

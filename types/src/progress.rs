@@ -225,7 +225,7 @@ pub struct Progress {
     pub mode: Option<String>,
     /// Where it stands.
     pub phase: Phase,
-    /// When the request was taken, by this node's clock: RFC 3339, UTC, whole seconds. `None`: not known any more.
+    /// When the request was taken, by this node's clock: RFC 3339, UTC, milliseconds. `None`: not known any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub began_at: Option<String>,
     /// Phases that are over. Empty once it is done: the report has them all.

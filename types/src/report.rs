@@ -130,7 +130,7 @@ pub struct Report {
     pub schema: u32,
     /// Session id.
     pub id: String,
-    /// When the request was taken, by this node's clock: RFC 3339, UTC, whole seconds. `None`: a migration of an earlier release.
+    /// When the request was taken, by this node's clock: RFC 3339, UTC, milliseconds. `None`: a migration of an earlier release.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub began_at: Option<String>,
     /// Name of the VM.

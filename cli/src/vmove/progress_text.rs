@@ -94,7 +94,8 @@ pub fn print_list(list: &MigrationList, none: &str, json: bool) -> Result<(), En
 
 /// RFC 3339 as people read it; the zone is known.
 fn time(rfc3339: &str) -> String {
-    rfc3339.trim_end_matches('Z').replacen('T', " ", 1)
+    // To the second.
+    rfc3339.get(..19).unwrap_or(rfc3339).replacen('T', " ", 1)
 }
 
 /// A few words.

@@ -136,6 +136,7 @@ fn every_key_is_in_the_example() {
         "grants",
         "host-signals",
         "bridge",
+        "traces",
         "[client]",
     ] {
         has_every_key(example, table, |text| toml::from_str::<ConfigFile>(text));

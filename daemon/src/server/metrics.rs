@@ -16,6 +16,7 @@ use vmove_types::progress::{Outcome, Progress, Role};
 use vmove_types::report::Report;
 
 use super::App;
+use super::traces::{self, Traces};
 
 /// How often sessions are looked at.
 const SAMPLE: Duration = Duration::from_millis(500);
@@ -42,6 +43,7 @@ pub fn install(node: &str) -> Result<PrometheusHandle, BuildError> {
     describe();
     fork::describe();
     hook::describe();
+    traces::describe();
     gauge!("vmove_build_info", "version" => env!("CARGO_PKG_VERSION"), "node" => node.to_owned()).set(1.0);
     Ok(handle)
 }
@@ -127,7 +129,7 @@ struct Counted {
 }
 
 /// Watches all sessions, also those that peers begin. Never returns.
-pub async fn sample(app: Arc<App>, handle: PrometheusHandle) {
+pub async fn sample(app: Arc<App>, handle: PrometheusHandle, traces: Option<Traces>) {
     let mut counted: HashMap<String, Counted> = HashMap::new();
     let mut faults = News::of(app.engine.fault_latencies());
     // A session of an earlier daemon that still holds its guest was counted by that one.
@@ -137,7 +139,10 @@ pub async fn sample(app: Arc<App>, handle: PrometheusHandle) {
     loop {
         let sessions = app.sessions.live();
         for session in &sessions {
-            take(session, counted.entry(key(session)).or_default());
+            let ended = take(session, counted.entry(key(session)).or_default());
+            if let Some(traces) = traces.as_ref().filter(|_| ended) {
+                traces.tell(session);
+            }
         }
         counted.retain(|id, _| sessions.iter().any(|s| key(s) == *id));
         app.sessions.settle(&sessions);
@@ -165,8 +170,8 @@ fn set_gauges(app: &App, sessions: &[Progress]) {
     }
 }
 
-/// Counts what is new.
-fn take(p: &Progress, counted: &mut Counted) {
+/// Counts what is new. Whether it has ended since.
+fn take(p: &Progress, counted: &mut Counted) -> bool {
     if counted.ended && !p.outcome.is_end() {
         // Recovered: it will end once more.
         counted.ended = false;
@@ -178,7 +183,7 @@ fn take(p: &Progress, counted: &mut Counted) {
         counter!("vmove_migration_bytes_sent_total").increment(new);
     }
     if counted.ended || !p.outcome.is_end() {
-        return;
+        return false;
     }
     counted.ended = true;
     let mode = p.mode.clone().unwrap_or_else(|| UNKNOWN.to_owned());
@@ -192,6 +197,7 @@ fn take(p: &Progress, counted: &mut Counted) {
         Outcome::Done { report } if p.role == Role::Source => observe(report),
         _ => {}
     }
+    true
 }
 
 fn observe(report: &Report) {
@@ -279,6 +285,7 @@ mod tests {
             describe();
             fork::describe();
             hook::describe();
+            traces::describe();
         })
     }
 

@@ -21,6 +21,7 @@ mod rdma;
 mod rest;
 mod sessions;
 mod tls;
+mod traces;
 mod tuning;
 
 use std::future::Future;
@@ -71,6 +72,7 @@ use peers::PeerPort;
 use problem::IntoProblem;
 use sessions::Sessions;
 use tls::Tls;
+use traces::Traces;
 use tuning::Tuning;
 use vmove_types::problem::{Code, Problem};
 
@@ -219,7 +221,12 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     tasks.spawn(app.tuning.clone().keep(app.registry.clone()));
     tasks.spawn(app.forks.clone().serve_guests());
     tasks.spawn(app.forks.clone().serve_disks());
-    tasks.spawn(metrics::sample(app.clone(), app.metrics.clone()));
+    let traces = app.config.traces.clone().map(|collector| {
+        let (traces, delivery) = Traces::to(collector, &app.config.node);
+        tasks.spawn(delivery);
+        traces
+    });
+    tasks.spawn(metrics::sample(app.clone(), app.metrics.clone(), traces));
     tasks.spawn(learn_qemus());
     hooks::start(&app, &mut tasks);
     tasks.spawn(going_home::take_home(app.clone()));

@@ -70,7 +70,7 @@ fn old_migrations_are_forgotten_but_for_those_that_a_peer_may_ask_for() {
         progress["began_at"].as_str().expect("a time").to_owned()
     };
     let began = [told(&scene.a), told(&scene.b)];
-    assert!(began.iter().all(|at| at.starts_with("20") && at.ends_with('Z') && at.len() == 20), "{began:?}");
+    assert!(began.iter().all(|at| at.starts_with("20") && at.ends_with('Z') && at.len() == 24), "{began:?}");
     let shown = scene.b.vmove(&["history"]).expect("a list");
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     assert!(shown.contains("BEGAN (UTC)") && shown.contains(&began[1][11..19]), "{shown}");

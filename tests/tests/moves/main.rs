@@ -29,6 +29,7 @@ mod setup_tls;
 mod slow_link;
 mod slurm;
 mod terminal;
+mod traces;
 mod tutorial;
 mod visits;
 mod watching;
