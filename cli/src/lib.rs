@@ -20,5 +20,6 @@ mod clusters;
 mod failure;
 mod manual;
 mod output;
+mod page;
 pub mod vfork;
 pub mod vmove;

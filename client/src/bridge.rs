@@ -21,7 +21,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::Method;
+use hyper::{Method, StatusCode};
 use sched_bridge::model::{Node, NodeState};
 use sched_bridge::topology::Topology;
 use vmove_bridge_types::account::Record;
@@ -63,6 +63,11 @@ impl Bridge {
     /// The same client, which checks an `https` endpoint by the authorities in this file (PEM).
     pub fn with_authority(self, authorities: &Path) -> Result<Self, TlsError> {
         self.0.with_authority(authorities).map(Self)
+    }
+
+    /// The answer to `GET path`, such as `/v1/nodes`, as the bridge gave it, for who passes it on. A refusal is an answer, too.
+    pub async fn ask(&self, path: &str) -> Result<(StatusCode, Bytes), Error> {
+        self.0.whole(Method::GET, path).await
     }
 
     /// Status of the bridge and its store.

@@ -81,6 +81,25 @@ impl Bridge {
         Ok(bridge)
     }
 
+    /// As [`Self::start_with`], with four nodes of two GPUs below two leaf switches, whose daemons nobody has started.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn of_four_nodes(sandbox: &Sandbox, more: &str) -> Result<Self> {
+        let bridge = Self::start_with(sandbox, &[], more)?;
+        let gpu = |at: u8| json!({ "address": format!("0000:0{at}:00.0"), "kind": "gpu", "id": "10de:2330" });
+        let numa = json!([{ "id": 0, "socket": 0, "cores": 8, "memory": 4096 }]);
+        let node =
+            |number| json!({ "name": format!("n{number}"), "numa": numa, "devices": [gpu(1), gpu(2)] });
+        let nodes: String = (1..=4).map(|number| node(number).to_string()).collect();
+        let nodes = bridge.write("nodes.json", &nodes)?;
+        bridge.ask(&["fleet", "publish", &nodes])?;
+        bridge.publish_topology(
+            "SwitchName=l1 Nodes=n[1-2]\nSwitchName=l2 Nodes=n[3-4]\nSwitchName=s Switches=l[1-2]\n",
+        )?;
+        Ok(bridge)
+    }
+
     /// Starts it again.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use vmove_types::Backing;
 use super::blueprint::{AdapterArgs, BlueprintArgs};
 use super::bridge::{HolderArgs, RequestArgs, Where, field_value};
 use super::cluster::ClusterArgs;
+use super::page::Listen;
 
 /// Commands for virtual clusters.
 #[derive(Debug, Subcommand)]
@@ -83,7 +84,8 @@ pub enum Glue2Format {
   vmove fleet list
   vmove fleet publish node7.json
   vmove fleet drain node7
-  vmove fleet glue2 --format ldif --site MY-SITE")]
+  vmove fleet glue2 --format ldif --site MY-SITE
+  vmove fleet page")]
 pub struct FleetArgs {
     /// The bridge.
     #[command(flatten)]
@@ -141,6 +143,16 @@ pub enum FleetAction {
         #[arg(long, value_name = "NAME", default_value = "vmove")]
         site: String,
     },
+    /// Serve a web page of the fleet on this host: switches, nodes, devices, leases, plans, accounts
+    #[command(after_help = "Examples:
+  vmove fleet page
+  vmove fleet --bridge https://bridge.example:7430 --ca-file ca.pem --token-file me.token page
+  vmove --json fleet page | jq -r .url
+
+Prints the address of the page, and serves it until Ctrl-C. The address has a secret: whoever
+knows it sees what you may see, so hand it to nobody. The page shows, and changes nothing.
+From another machine: ssh -t -L 8420:127.0.0.1:8420 HOST vmove fleet page --listen 127.0.0.1:8420")]
+    Page(Listen),
 }
 
 /// Arguments of `topology`.

@@ -1,4 +1,4 @@
-//! The command line of `vmove page`.
+//! The command line of `vmove page`, and where any page is served.
 
 use std::net::SocketAddr;
 
@@ -17,6 +17,14 @@ knows it sees what you may see, so hand it to nobody. The page shows, and change
 --at it shows what the role of your certificate allows.
 From another machine: ssh -t -L 8420:127.0.0.1:8420 HOST vmove page --listen 127.0.0.1:8420")]
 pub struct Page {
+    /// Where it is served.
+    #[command(flatten)]
+    pub at: Listen,
+}
+
+/// Where a page is served.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Listen {
     /// Loopback address to serve the page at, of IPv4 or IPv6; port 0: any free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0", value_parser = loopback)]
     pub listen: SocketAddr,

@@ -9,6 +9,7 @@ use super::show;
 use crate::args::clusters::{FleetAction, FleetArgs};
 use crate::failure::Failure;
 use crate::output::{End, say, say_either};
+use crate::page;
 
 pub async fn run(args: FleetArgs, json: bool) -> Result<(), End> {
     let bridge = bridge(&args.at)?;
@@ -41,6 +42,10 @@ pub async fn run(args: FleetArgs, json: bool) -> Result<(), End> {
             say_either(&answer, json, |answer| format!("the bridge looks at node {} now", answer.node))
         }
         FleetAction::Glue2 { format, site } => say(&bridge.glue2(&format, &site).await?),
+        FleetAction::Page(listen) => {
+            let at = args.at;
+            page::of_fleet(move || super::input::bridge(&at), listen, json).await.map(drop)
+        }
         FleetAction::Remove { node } => {
             bridge.remove_node(&node).await?;
             say_either(&json!({ "removed": node }), json, |_| format!("node {node} is removed"))

@@ -10,7 +10,6 @@ mod groups;
 mod hooks;
 mod libvirt;
 mod migrations;
-mod page;
 mod progress_text;
 mod report;
 mod secrets;
@@ -32,7 +31,7 @@ use crate::args::vmove::{
 };
 use crate::failure::Failure;
 use crate::output::{End, parse, report};
-use crate::{clusters, manual};
+use crate::{clusters, manual, page};
 
 /// Exit code after a second Ctrl-C: the migration goes on, so none of the others would be true.
 const LEFT_RUNNING: u8 = 130;
@@ -115,7 +114,7 @@ async fn dispatch(client: &Client, cli: Cli) -> Result<Ended, End> {
         Command::Forget(args) => vms::forget(client, &args.vm, json).await?,
         Command::Check(args) => vms::check(client, &args, json).await?,
         Command::Node => vms::node(client, json).await?,
-        Command::Page(args) => page::serve(&global, &args, json).await?,
+        Command::Page(args) => page::of_node(&global, args.at, json).await?,
         Command::Hook(HookCommand::List) => hooks::list(client, json).await?,
         Command::Hook(HookCommand::Test(args)) => hooks::test(client, args, json).await?,
         Command::Libvirt(LibvirtCommand::Enable(args)) => libvirt::enable(&args, &control, json).await?,

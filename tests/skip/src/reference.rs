@@ -163,7 +163,7 @@ fn schema_text(schema: &Value) -> String {
         return about + &fields;
     }
     let parts = ["oneOf", "anyOf", "allOf"].iter().filter_map(|key| schema[*key].as_array()).flatten();
-    let parts: Vec<String> = parts.map(|part| part_text(part)).collect();
+    let parts: Vec<String> = parts.map(part_text).collect();
     let what =
         if parts.is_empty() { format!("\n{}\n", type_of(schema)) } else { format!("\n{}", parts.concat()) };
     about + &what

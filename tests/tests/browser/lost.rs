@@ -80,7 +80,7 @@ fn a_role_that_has_expired_is_said() {
     browser.wait_for_text(&tab, "#node", "a: 0 VMs").expect("the node, over TLS");
 
     configure(&node, "");
-    told(&mut browser, &tab, &["You may not look at this node", "no [[client]] entry"]);
+    told(&mut browser, &tab, &["You may not look at what vmoved knows", "no [[client]] entry"]);
     configure(&node, viewer);
     browser.wait(&tab, CALM).expect("the role is back");
 }

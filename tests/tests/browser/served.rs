@@ -1,4 +1,4 @@
-//! A `vmove page` that serves a node, and pictures of it for `docs/`.
+//! A `vmove page` or `vmove fleet page`, and pictures of it for `docs/`.
 #![cfg(test)]
 
 use std::io::{BufRead as _, BufReader};
@@ -7,12 +7,13 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
+use vmove_tests::bridge::Bridge;
 use vmove_tests::browser::{Browser, Look, Tab};
 use vmove_tests::daemon::Node;
 use vmove_tests::places;
 use vmove_tests::process::Guarded;
 
-/// A `vmove page`; dropped, it ends.
+/// Dropped, it ends.
 pub struct Served {
     /// Where the page is, with the secret.
     pub url: String,
@@ -28,7 +29,24 @@ impl Served {
     /// With these arguments of `vmove`.
     pub fn by(arguments: &[&str]) -> Result<Self> {
         let mut command = Command::new(places::product("vmove")?);
-        command.args(arguments).args(["--json", "page"]).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.args(arguments).args(["--json", "page"]);
+        Self::started(command)
+    }
+
+    /// By a whole command line of `vmove --json`.
+    pub fn by_command(arguments: &[&str]) -> Result<Self> {
+        let mut command = Command::new(places::product("vmove")?);
+        command.arg("--json").args(arguments);
+        Self::started(command)
+    }
+
+    /// The page of the fleet of a bridge.
+    pub fn of_fleet(bridge: &Bridge) -> Result<Self> {
+        Self::started(bridge.command(&["fleet", "page"])?)
+    }
+
+    fn started(mut command: Command) -> Result<Self> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().context("vmove page")?;
         let url = printed(&mut child);
         let process = Guarded::from(child);

@@ -21,20 +21,7 @@ pub(crate) fn ready() -> Result<()> {
 
 /// Four nodes of two GPUs below two leaves, and a bridge that knows them and has more in its configuration.
 pub(crate) fn fleet(sandbox: &Sandbox, more: &str) -> Bridge {
-    let bridge = Bridge::start_with(sandbox, &[], more).expect("a bridge");
-    let gpu = |at: u8| json!({ "address": format!("0000:0{at}:00.0"), "kind": "gpu", "id": "10de:2330" });
-    let nodes: String = (1..=4)
-        .map(|number| {
-            let numa = json!([{ "id": 0, "socket": 0, "cores": 8, "memory": 4096 }]);
-            json!({ "name": format!("n{number}"), "numa": numa, "devices": [gpu(1), gpu(2)] }).to_string()
-        })
-        .collect();
-    let nodes = bridge.write("nodes.json", &nodes).expect("a file");
-    assert_eq!(bridge.ask(&["fleet", "publish", &nodes]).expect("published")["published"], 4);
-    let conf = "SwitchName=l1 Nodes=n[1-2]\nSwitchName=l2 Nodes=n[3-4]\nSwitchName=s Switches=l[1-2]\n";
-    let conf = bridge.write("topology.conf", conf).expect("a file");
-    bridge.ask(&["topology", "--import", &conf, "--publish"]).expect("published");
-    bridge
+    Bridge::of_four_nodes(sandbox, more).expect("a bridge")
 }
 
 /// Exit code and messages.

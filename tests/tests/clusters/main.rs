@@ -9,6 +9,7 @@ mod grants;
 mod guides;
 mod machines;
 mod networks;
+mod page;
 mod places;
 mod plans;
 mod requests;

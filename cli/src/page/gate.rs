@@ -64,7 +64,7 @@ fn judge(gate: &Gate, request: &Request) -> Result<(), Refused> {
     if !is_ours(request.headers()) {
         return Err((
             StatusCode::FORBIDDEN,
-            "expected a browser on this host at the address that vmove page printed, found another site or name\n",
+            "expected a browser on this host at the address that vmove printed, found another site or name\n",
         ));
     }
     if !gate.knows(request.uri().path()) {
@@ -81,7 +81,7 @@ fn judge(gate: &Gate, request: &Request) -> Result<(), Refused> {
 
 const UNKNOWN: Refused = (
     StatusCode::NOT_FOUND,
-    "expected an address that vmove page printed, found another one: its secret is new each time that vmove page starts\n",
+    "expected an address that vmove printed, found another one: its secret is new each time that the page is served\n",
 );
 
 /// For what is below the secret and is not there.

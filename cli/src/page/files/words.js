@@ -33,9 +33,9 @@ export function count(number) {
   return Math.round(number).toLocaleString("en");
 }
 
-/** A date of the daemon, in the time zone of the browser; "-" if it is not known. */
-export function date(rfc3339) {
-  return rfc3339 ? new Date(rfc3339).toLocaleString("sv") : "-";
+/** A date of a daemon, as RFC 3339 or milliseconds since 1970, in the time zone of the browser; "-" if it is not known. */
+export function date(when) {
+  return when ? new Date(when).toLocaleString("sv") : "-";
 }
 
 /** "3 children", "1 child". */
@@ -71,4 +71,16 @@ export function hasEnded(progress) {
 /** "to b", "from a". */
 export function peer(progress) {
   return `${progress.role === "source" ? "to" : "from"} ${progress.peer}`;
+}
+
+/** How a plan or a step of it stands. */
+export function planState({ is, reason }) {
+  return reason ? `${is}: ${reason}` : is;
+}
+
+/** Memory that a lease holds for a VM on a node, with huge pages. Unit: bytes. */
+export function memory(held) {
+  const mib = (held.shares ?? []).reduce((sum, share) =>
+    sum + share.memory + 2 * (share.huge?.pages_2m ?? 0) + 1024 * (share.huge?.pages_1g ?? 0), 0);
+  return mib * 1024 * 1024;
 }

@@ -1,7 +1,7 @@
 // A VM and what came from it: its tree, its forks and their hosts, its migrations.
 
+import { keepAsking } from "./asking.js";
 import { element, section, Table } from "./drawing.js";
-import { keepAsking } from "./node.js";
 import * as words from "./words.js";
 
 function described(node) {
@@ -64,9 +64,11 @@ export function forks(page, name) {
       if (text === shown) return;
       shown = text;
       tree.replaceChildren(branch(node));
-    }, (trouble) => {
-      shown = "";
-      tree.replaceChildren(element("li", {}, trouble.message));
+    }, {
+      unknown: (trouble) => {
+        shown = "";
+        tree.replaceChildren(element("li", {}, trouble.message));
+      },
     }),
   ];
   return () => stops.forEach((stop) => stop());

@@ -1,7 +1,7 @@
 // One migration as it happens, by its events.
 
+import { follow, say } from "./asking.js";
 import { Curve, element, Facts, MemoryMap, section, setText } from "./drawing.js";
-import { follow, say } from "./node.js";
 import { report } from "./report.js";
 import * as words from "./words.js";
 

@@ -15,25 +15,51 @@ macro_rules! file {
     };
 }
 
-/// Name, kind and content of each.
-pub(super) const FILES: &[(&str, &str, &str)] = &[
-    file!("index.html", HTML),
+/// Name, kind and content of what both pages have.
+const SHARED: &[(&str, &str, &str)] = &[
     file!("page.css", CSS),
     file!("icon.svg", SVG),
-    file!("page.js", SCRIPT),
-    file!("node.js", SCRIPT),
-    file!("overview.js", SCRIPT),
-    file!("migration.js", SCRIPT),
-    file!("report.js", SCRIPT),
+    file!("asking.js", SCRIPT),
     file!("drawing.js", SCRIPT),
-    file!("forks.js", SCRIPT),
+    file!("views.js", SCRIPT),
     file!("words.js", SCRIPT),
 ];
 
+/// The same of the page of a node; the first is at the root.
+const NODE: &[(&str, &str, &str)] = &[
+    file!("index.html", HTML),
+    file!("page.js", SCRIPT),
+    file!("overview.js", SCRIPT),
+    file!("migration.js", SCRIPT),
+    file!("report.js", SCRIPT),
+    file!("forks.js", SCRIPT),
+];
+
+/// The same of the page of the fleet.
+const FLEET: &[(&str, &str, &str)] = &[
+    file!("fleet.html", HTML),
+    file!("fleet.js", SCRIPT),
+    file!("fleet-overview.js", SCRIPT),
+    file!("fleet-node.js", SCRIPT),
+    file!("fleet-lease.js", SCRIPT),
+    file!("fleet-plan.js", SCRIPT),
+    file!("switches.js", SCRIPT),
+];
+
+/// The page of a node.
+pub(super) fn of_node() -> Router {
+    router(NODE)
+}
+
+/// The page of the fleet.
+pub(super) fn of_fleet() -> Router {
+    router(FLEET)
+}
+
 /// Each by its name, and the page itself at the root.
-pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
-    FILES.iter().fold(Router::new(), |router, &(name, kind, content)| {
-        let path = if name == "index.html" { "/".to_owned() } else { format!("/{name}") };
+fn router(own: &'static [(&str, &str, &str)]) -> Router {
+    own.iter().chain(SHARED).fold(Router::new(), |router, &(name, kind, content)| {
+        let path = if kind == HTML { "/".to_owned() } else { format!("/{name}") };
         router.route(&path, get(move || async move { ([(CONTENT_TYPE, kind)], content) }))
     })
 }
@@ -58,7 +84,7 @@ mod tests {
 
     #[test]
     fn nothing_of_the_page_comes_from_elsewhere_or_is_made_of_text() {
-        for (name, _, content) in FILES {
+        for (name, _, content) in NODE.iter().chain(FLEET).chain(SHARED) {
             // Names of XML, which nobody asks for.
             let content = content.replace("http://www.w3.org/2000/svg", "");
             for word in FORBIDDEN {
@@ -69,10 +95,13 @@ mod tests {
 
     #[test]
     fn each_import_is_a_file_of_the_page() {
-        for (name, _, content) in FILES.iter().filter(|(_, kind, _)| *kind == SCRIPT) {
-            for line in content.lines().filter(|line| line.starts_with("import ")) {
-                let imported = line.split('"').nth(1).and_then(|from| from.strip_prefix("./"));
-                assert!(FILES.iter().any(|(other, ..)| Some(*other) == imported), "{name}: {line}");
+        for own in [NODE, FLEET] {
+            let files = || own.iter().chain(SHARED);
+            for (name, _, content) in files().filter(|(_, kind, _)| *kind == SCRIPT) {
+                for line in content.lines().filter(|line| line.starts_with("import ")) {
+                    let imported = line.split('"').nth(1).and_then(|from| from.strip_prefix("./"));
+                    assert!(files().any(|(other, ..)| Some(*other) == imported), "{name}: {line}");
+                }
             }
         }
     }

@@ -1,7 +1,7 @@
 // All of the node: VMs, migrations at work and past, forks.
 
+import { keepAsking } from "./asking.js";
 import { element, Facts, section, setText, Table } from "./drawing.js";
-import { keepAsking } from "./node.js";
 import * as words from "./words.js";
 
 const vmLink = (name) => ({ text: name, href: `#/vm/${encodeURIComponent(name)}` });

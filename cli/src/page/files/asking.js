@@ -1,4 +1,4 @@
-// Asks vmoved, through the server of this page, and says when it cannot be asked.
+// Asks vmoved or vbridged, through the server of this page, and says when it cannot be asked.
 
 import { element, setText } from "./drawing.js";
 
@@ -6,6 +6,8 @@ const INTERVAL = 2000;
 /** A daemon that takes long is asked less often: this many times as long as it takes. */
 const REST = 5;
 const AGAIN = 1000;
+/** For what changes seldom, or is refused by a role. */
+export const RARELY = 60_000;
 const TIMEOUT = 15_000;
 
 /** Why there is no answer. */
@@ -16,13 +18,17 @@ export class Trouble extends Error {
   }
 }
 
+/** Who is asked: the page says it. */
+const { asked: WHO = "vmoved", command: COMMAND = "vmove page" } = document.documentElement.dataset;
+
 const TITLES = {
   page: "The server of this page does not answer.",
-  daemon: "vmoved does not answer.",
-  forbidden: "You may not look at this node, or not any more.",
-  unknown: "vmoved does not know what was asked for.",
-  other: "vmoved refuses to answer.",
+  daemon: `${WHO} does not answer.`,
+  forbidden: `You may not look at what ${WHO} knows, or not any more.`,
+  unknown: `${WHO} does not know what was asked for.`,
+  other: `${WHO} refuses to answer.`,
 };
+const ENDED = `${COMMAND} has ended, or cannot be reached: start it again, and open the address that it prints.`;
 
 /** The answer to a question such as "v1/vms". */
 export async function ask(path) {
@@ -31,7 +37,7 @@ export async function ask(path) {
     response = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT) });
   } catch (error) {
     if (error.name === "TimeoutError") throw new Trouble("daemon", `It has said nothing for ${TIMEOUT / 1000} s.`);
-    throw new Trouble("page", "vmove page has ended, or cannot be reached: start it again, and open the address that it prints.");
+    throw new Trouble("page", ENDED);
   }
   if (!response.ok) throw await refusal(response);
   try {
@@ -47,10 +53,10 @@ async function refusal(response) {
   try {
     problem = JSON.parse(text);
   } catch {
-    // Another vmove page has this port now: its secret is another one.
+    // Another server has this port now: its secret is another one.
     return new Trouble("page", text || `HTTP status ${response.status}`);
   }
-  const kind = { 403: "forbidden", 404: "unknown", 502: "daemon" }[response.status] ?? "other";
+  const kind = { 401: "forbidden", 403: "forbidden", 404: "unknown", 502: "daemon" }[response.status] ?? "other";
   return new Trouble(kind, problem.message ?? text, problem.details?.retry_after_ms);
 }
 
@@ -68,7 +74,7 @@ function lost(what, trouble) {
 function found(what) {
   if (!unanswered.delete(what)) return;
   tell();
-  if (unanswered.size === 0) say("vmoved answers again.");
+  if (unanswered.size === 0) say(`${WHO} answers again.`);
 }
 
 function tell() {
@@ -101,34 +107,36 @@ const shown = () => document.hidden
   : Promise.resolve();
 
 /**
- * Asks these questions again and again, until told to stop, and gives the answers. Nobody looks: nobody is asked. `unknown` is given what the daemon
- * says of a name that it does not know.
+ * Asks these questions again and again, until told to stop, and gives the answers. Nobody looks: nobody is asked. A question is a path, or gives one.
+ * `unknown` is given what the daemon says of a name that it does not know, and `forbidden` what it says to those who may not ask this; without them, that
+ * is trouble.
  */
-export function keepAsking(paths, tell, unknown = null) {
+export function keepAsking(questions, tell, { unknown = null, forbidden = null, interval = INTERVAL } = {}) {
   let stopped = false;
   // Views may have the same question.
-  const what = Symbol(paths[0]);
+  const what = Symbol(String(questions[0]));
   const run = async () => {
     while (!stopped) {
       await shown();
-      let rest = INTERVAL;
+      let rest = interval;
       const begun = performance.now();
       try {
-        const answers = await Promise.all(paths.map(ask));
+        const answers = await Promise.all(questions.map((question) => ask(typeof question === "function" ? question() : question)));
         if (stopped) return;
-        rest = Math.max(INTERVAL, REST * (performance.now() - begun));
+        rest = Math.max(interval, REST * (performance.now() - begun));
         found(what);
         tell(...answers);
       } catch (trouble) {
         if (!(trouble instanceof Trouble)) throw trouble;
         if (stopped) return;
-        if (unknown && trouble.kind === "unknown") {
+        const expected = { unknown, forbidden }[trouble.kind];
+        if (expected) {
           found(what);
-          unknown(trouble);
+          expected(trouble);
         } else {
           lost(what, trouble);
         }
-        rest = Math.max(AGAIN, trouble.retryAfter ?? AGAIN);
+        rest = Math.max(expected === forbidden && forbidden ? RARELY : AGAIN, trouble.retryAfter ?? AGAIN);
       }
       await sleep(rest);
     }
@@ -183,6 +191,6 @@ async function why(path) {
     stop.abort();
     return trouble;
   } catch {
-    return new Trouble("page", "vmove page has ended, or cannot be reached: start it again, and open the address that it prints.");
+    return new Trouble("page", ENDED);
   }
 }
