@@ -127,6 +127,13 @@ SELDOM=(
     on_a_shared_path_a_raw_image
     what_a_host_cannot_take_up_at_once
     daemons_that_are_killed_only_delay_what_is_read
+    of_a_qcow2_image_given_by_blockdev
+    a_map_in_python_gives
+    losses_and_pipelines_leave_them_sound
+    at_a_source_that_cannot_write_its_journal               # faults
+    at_the_source_of_a_destination_that_cannot_write_its_journal
+    a_destination_killed_at_any_moment
+    a_source_killed_at_any_moment
 )
 
 # What a version of QEMU may change: of it all modes, disks, refusals, and the pages of the tutorials; and forks.
@@ -167,7 +174,7 @@ test_long() {
     local failed=0 same
     keep_booted_guests
     mapfile -t same < <(without "${SAME_ON_ALL_QEMUS[@]}")
-    run_tests namespaces clusters moves forks -- --test-threads=1 "${SELDOM[@]}" || failed=1
+    run_tests namespaces clusters moves forks faults -- --test-threads=1 "${SELDOM[@]}" || failed=1
     say "moves, forks and crashes again, on QEMU 7.2"
     export VMOVE_QEMU=$VMOVE_QEMU_7_2
     run_tests moves -- --test-threads="$(at_a_time 0)" "${same[@]}" || failed=1
