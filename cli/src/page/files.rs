@@ -25,7 +25,7 @@ const SHARED: &[(&str, &str, &str)] = &[
     file!("words.js", SCRIPT),
 ];
 
-/// The same of the page of a node; the first is at the root.
+/// The same of the page of a node; its HTML is at the root.
 const NODE: &[(&str, &str, &str)] = &[
     file!("index.html", HTML),
     file!("page.js", SCRIPT),

@@ -136,7 +136,7 @@ export function keepAsking(questions, tell, { unknown = null, forbidden = null, 
         } else {
           lost(what, trouble);
         }
-        rest = Math.max(expected === forbidden && forbidden ? RARELY : AGAIN, trouble.retryAfter ?? AGAIN);
+        rest = Math.max(expected && trouble.kind === "forbidden" ? RARELY : AGAIN, trouble.retryAfter ?? AGAIN);
       }
       await sleep(rest);
     }

@@ -51,8 +51,38 @@ export class Facts {
   }
 }
 
-/** How long rows are written in one frame of the screen: a long list comes in parts, and nothing stalls. Unit: milliseconds. */
+/** How long items are written in one frame of the screen. Unit: milliseconds. */
 const FRAME = 6;
+
+/** Writes a long list in parts, a frame each, so that nothing stalls. What is written next ends what was being written. */
+export class Parts {
+  write(items, writeOne) {
+    this.stop();
+    const part = (from) => {
+      const until = performance.now() + FRAME;
+      for (let index = from; index < items.length; index += 1) {
+        if (performance.now() > until) {
+          this.next = requestAnimationFrame(() => part(index));
+          return;
+        }
+        writeOne(items[index]);
+      }
+    };
+    part(0);
+  }
+
+  stop() {
+    cancelAnimationFrame(this.next);
+  }
+}
+
+/** Only what has this text in one of its `texts` is wanted. */
+export function filter(label, texts, changed) {
+  const input = element("input", { id: "filter", type: "search", autocomplete: "off", spellcheck: "false" });
+  input.addEventListener("input", changed);
+  const box = element("p", { class: "filter" }, element("label", { for: "filter" }, `${label} `), input);
+  return { box, wants: (item) => texts(item).some((text) => text.toLowerCase().includes(input.value.toLowerCase())) };
+}
 
 /** A table whose rows are kept as long as their key is there. */
 export class Table {
@@ -60,6 +90,7 @@ export class Table {
   constructor(caption, columns, key, cells, empty) {
     Object.assign(this, { columns, key, cells });
     this.rows = new Map();
+    this.parts = new Parts();
     this.body = element("tbody");
     const titles = columns.map(([title, kind = ""]) => element("th", { scope: "col", class: kind }, title));
     const head = element("thead", {}, element("tr", {}, ...titles));
@@ -74,7 +105,6 @@ export class Table {
   update(items) {
     this.none.hidden = items.length > 0;
     this.table.hidden = items.length === 0;
-    this.items = items;
     const keys = new Set(items.map(this.key));
     for (const [key, row] of this.rows) {
       if (!keys.has(key)) {
@@ -82,19 +112,9 @@ export class Table {
         this.rows.delete(key);
       }
     }
-    cancelAnimationFrame(this.next);
-    this.fill(0, this.body.firstChild);
-  }
-
-  /** Writes items from this one on, in their order, before the row `at`. */
-  fill(from, at) {
-    const until = performance.now() + FRAME;
-    for (let index = from; index < this.items.length; index += 1) {
-      if (performance.now() > until) {
-        this.next = requestAnimationFrame(() => this.fill(index, at));
-        return;
-      }
-      const item = this.items[index];
+    // The row before which the next one belongs.
+    let at = this.body.firstChild;
+    this.parts.write(items, (item) => {
       let row = this.rows.get(this.key(item));
       if (!row) {
         row = this.newRow();
@@ -103,7 +123,7 @@ export class Table {
       this.write(row, this.cells(item));
       if (row.element === at) at = at.nextSibling;
       else this.body.insertBefore(row.element, at);
-    }
+    });
   }
 
   newRow() {

@@ -7,7 +7,7 @@ import * as words from "./words.js";
 function heldTable() {
   const columns = [["VM"], ["Node"], ["Cores", "number"], ["Memory", "number"], ["Devices"], ["Part", "wide"]];
   const cells = (held) => [held.vm, { text: held.node, href: `#/node/${encodeURIComponent(held.node)}` },
-    String((held.shares ?? []).reduce((sum, share) => sum + share.cores, 0)), words.bytes(words.memory(held)),
+    String(words.cores(held)), words.bytes(words.memory(held)),
     (held.devices ?? []).map((device) => `${device.kind} ${device.address}`).join(", ") || "-", held.part === "incoming" ? "on its way" : "at home"];
   return new Table("What it holds", columns, (held) => `${held.vm}\n${held.part}`, cells, "Nothing.");
 }
@@ -20,7 +20,7 @@ export function lease(page, id) {
       ["Cluster", known.cluster],
       ["Holder", known.holder],
       ["Granted", words.date(known.granted_wall_ms)],
-      ["Ends", known.ends_in_ms === undefined || known.ends_in_ms === null ? "with the last of its VMs" : `in ${words.time(known.ends_in_ms)} without a heartbeat`],
+      ["Ends", typeof known.ends_in_ms === "number" ? `in ${words.time(known.ends_in_ms)} without a heartbeat` : "with the last of its VMs"],
     ]);
     held.update(known.held);
   }, {

@@ -30,7 +30,7 @@ function deviceTable() {
 
 function vmTable() {
   const columns = [["VM"], ["Lease"], ["Cores", "number"], ["Memory", "number"], ["NUMA", "wide"], ["Part", "wide"]];
-  const cells = ({ lease, one }) => [one.vm, leaseLink(lease.id), String((one.shares ?? []).reduce((sum, share) => sum + share.cores, 0)),
+  const cells = ({ lease, one }) => [one.vm, leaseLink(lease.id), String(words.cores(one)),
     words.bytes(words.memory(one)), (one.shares ?? []).map((share) => share.numa).join(", ") || "-",
     one.part === "incoming" ? "on its way here" : "here"];
   return new Table("VMs with a lease", columns, ({ lease, one }) => `${lease.id}\n${one.vm}\n${one.part}`, cells, "None.");

@@ -1,7 +1,7 @@
 // All of the fleet: switches with their nodes, clusters, leases, plans, accounts.
 
 import { keepAsking, RARELY } from "./asking.js";
-import { element, section, setText, Table } from "./drawing.js";
+import { element, filter, section, setText, Table } from "./drawing.js";
 import { Switches } from "./switches.js";
 import * as words from "./words.js";
 
@@ -38,7 +38,7 @@ function leaseTable() {
   const columns = [["Lease"], ["Holder"], ["VMs", "number"], ["Devices", "number"], ["Granted", "wide"], ["Ends in", "number"]];
   const cells = (lease) => [link("lease", lease.id), lease.holder, String(new Set(lease.held.map((held) => held.vm)).size),
     String(lease.held.reduce((sum, held) => sum + (held.devices ?? []).length, 0)), words.date(lease.granted_wall_ms),
-    lease.ends_in_ms === undefined || lease.ends_in_ms === null ? "its VMs run" : words.time(lease.ends_in_ms)];
+    typeof lease.ends_in_ms === "number" ? words.time(lease.ends_in_ms) : "its VMs run"];
   return new Table("Leases", columns, (lease) => lease.id, cells, "None.");
 }
 
@@ -69,15 +69,6 @@ function sums(records) {
   return [...holders.values()].sort((a, b) => b.gpus - a.gpus || b.leases - a.leases);
 }
 
-/** Only nodes whose name, leaf switch or state has this text are listed. */
-function filter(leafOf, changed) {
-  const input = element("input", { id: "filter", type: "search", autocomplete: "off", spellcheck: "false" });
-  input.addEventListener("input", changed);
-  const box = element("p", { class: "filter" }, element("label", { for: "filter" }, "Only names, switches and states with "), input);
-  const wants = (node) => [node.name, leafOf.get(node.name) ?? "", node.state].some((text) => text.toLowerCase().includes(input.value.toLowerCase()));
-  return { box, wants };
-}
-
 /** A table that lists some of its items, and says how many it does not. */
 function listed(table, how) {
   const more = element("p", { class: "none" });
@@ -100,7 +91,8 @@ export function overview(page) {
   let topology = null;
   let known = null;
   const list = () => nodes.update(known.filter(only.wants));
-  const only = filter(leafOf, () => known && list());
+  const texts = (node) => [node.name, leafOf.get(node.name) ?? "", node.state];
+  const only = filter("Only names, switches and states with", texts, () => known && list());
   const draw = () => {
     if (!topology || !known) return;
     switches.update(topology, known);

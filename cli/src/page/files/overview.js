@@ -1,7 +1,7 @@
 // All of the node: VMs, migrations at work and past, forks.
 
 import { keepAsking } from "./asking.js";
-import { element, Facts, section, setText, Table } from "./drawing.js";
+import { element, Facts, filter, section, setText, Table } from "./drawing.js";
 import * as words from "./words.js";
 
 const vmLink = (name) => ({ text: name, href: `#/vm/${encodeURIComponent(name)}` });
@@ -46,19 +46,11 @@ function forkTable() {
   return new Table("Forks", columns, (fork) => fork.id, cells, "None.");
 }
 
-/** Only VMs whose name has this text are shown. */
-function filter(changed) {
-  const input = element("input", { id: "filter", type: "search", autocomplete: "off", spellcheck: "false" });
-  input.addEventListener("input", changed);
-  const box = element("p", { class: "filter" }, element("label", { for: "filter" }, "Only names with "), input);
-  return { box, wants: (vm) => vm.name.toLowerCase().includes(input.value.toLowerCase()) };
-}
-
 export function overview(page) {
   const [vms, running, ended, forked, facts] = [vmTable(), atWork(), past(), forkTable(), new Facts()];
   let known = [];
   const showVms = () => vms.update(known.filter(only.wants));
-  const only = filter(showVms);
+  const only = filter("Only names with", (vm) => [vm.name], showVms);
   const advice = element("p", { class: "none" });
   const ways = section("Node", facts.element, advice);
   page.append(element("h1", { class: "unseen" }, "Overview"), section("Migrations at work", running.element),

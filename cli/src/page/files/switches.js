@@ -1,10 +1,8 @@
 // The network as a list in a list: switches, and below leaf switches a square for each node.
 
-import { element, setText } from "./drawing.js";
+import { element, Parts, setText } from "./drawing.js";
 import * as words from "./words.js";
 
-/** How long squares are written in one frame of the screen. Unit: milliseconds. */
-const FRAME = 6;
 /** Shades of a square, from nothing held to all held. */
 const SHADES = 4;
 
@@ -37,12 +35,13 @@ export class Switches {
       " down, or without an inventory. Each square is a node.");
     this.element = element("div", {}, legend, this.list);
     this.squares = new Map();
+    this.parts = new Parts();
     this.shape = "";
   }
 
   /** Ends what is still being written. */
   stop() {
-    cancelAnimationFrame(this.next);
+    this.parts.stop();
   }
 
   /** Switches of a topology, and the nodes as they are now. */
@@ -56,7 +55,15 @@ export class Switches {
       this.lay(switches, alone);
     }
     for (const { label, names } of this.groups) setText(label, summary(names.map((name) => byName.get(name)).filter(Boolean)));
-    this.write([...this.squares], byName);
+    this.parts.write([...this.squares], ([name, one]) => {
+      const node = byName.get(name);
+      const said = node ? described(node) : `${name}: it has published no inventory`;
+      if (one.said === said) return;
+      one.said = said;
+      one.square.title = said;
+      one.square.dataset.use = node ? Math.ceil(use(node) * SHADES) : 0;
+      one.square.dataset.state = node ? node.state : "unknown";
+    });
   }
 
   lay(switches, alone) {
@@ -92,28 +99,5 @@ export class Switches {
     }
     if (children.length > 0) item.append(element("ul", {}, ...children.map((child) => child.item)));
     return { item, names };
-  }
-
-  /** Writes squares in parts, so that thousands of them do not stall the page. */
-  write(squares, byName) {
-    this.stop();
-    const part = (from) => {
-      const until = performance.now() + FRAME;
-      for (let index = from; index < squares.length; index += 1) {
-        if (performance.now() > until) {
-          this.next = requestAnimationFrame(() => part(index));
-          return;
-        }
-        const [name, one] = squares[index];
-        const node = byName.get(name);
-        const said = node ? described(node) : `${name}: it has published no inventory`;
-        if (one.said === said) continue;
-        one.said = said;
-        one.square.title = said;
-        one.square.dataset.use = node ? Math.ceil(use(node) * SHADES) : 0;
-        one.square.dataset.state = node ? node.state : "unknown";
-      }
-    };
-    part(0);
   }
 }

@@ -78,6 +78,11 @@ export function planState({ is, reason }) {
   return reason ? `${is}: ${reason}` : is;
 }
 
+/** Cores that a lease holds for a VM on a node. */
+export function cores(held) {
+  return (held.shares ?? []).reduce((sum, share) => sum + share.cores, 0);
+}
+
 /** Memory that a lease holds for a VM on a node, with huge pages. Unit: bytes. */
 export function memory(held) {
   const mib = (held.shares ?? []).reduce((sum, share) =>
