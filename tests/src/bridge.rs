@@ -100,6 +100,18 @@ impl Bridge {
         Ok(bridge)
     }
 
+    /// As [`Self::of_four_nodes`], over TCP too, where bob is a tenant. Returns its address there, and the file of bob's token.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn with_tenant(sandbox: &Sandbox) -> Result<(Self, String, PathBuf)> {
+        let token = sandbox.path().join("bob.token");
+        std::fs::write(&token, "0123456789abcdef-bob\n")?;
+        let address = vmove_skip::free_port();
+        let more = format!("listen = \"{address}\"\n[tokens.bob]\nrole = \"tenant\"\nfile = {token:?}\n");
+        Ok((Self::of_four_nodes(sandbox, &more)?, format!("http://{address}"), token))
+    }
+
     /// Starts it again.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use vmove_skip::{free_port, need};
+use vmove_skip::need;
 use vmove_tests::bridge::Bridge;
 use vmove_tests::browser::{Browser, Look, Tab, base64};
 use vmove_tests::places;
@@ -110,11 +110,7 @@ fn switches_nodes_leases_plans_and_accounts_are_shown_as_they_change() {
 fn a_tenant_sees_its_own_and_is_told_so() {
     need!(ready());
     let sandbox = Sandbox::new().expect("a sandbox");
-    let token = sandbox.path().join("bob.token");
-    std::fs::write(&token, "0123456789abcdef-bob\n").expect("a file");
-    let address = free_port().to_string();
-    let more = format!("listen = \"{address}\"\n[tokens.bob]\nrole = \"tenant\"\nfile = {token:?}\n");
-    let bridge = Bridge::of_four_nodes(&sandbox, &more).expect("a bridge");
+    let (bridge, at, token) = Bridge::with_tenant(&sandbox).expect("a bridge");
     for (id, holder) in [("hers", "alice"), ("his", "bob")] {
         let text = [
             "place",
@@ -131,7 +127,7 @@ fn a_tenant_sees_its_own_and_is_told_so() {
         ];
         bridge.ask(&text).expect("leased");
     }
-    let (at, token) = (format!("http://{address}"), token.display().to_string());
+    let token = token.display().to_string();
     let page =
         Served::by_command(&["fleet", "--bridge", &at, "--token-file", &token, "page"]).expect("a page");
     let mut browser = Browser::start().expect("a browser");

@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use vmove_skip::{free_port, need};
+use vmove_skip::need;
+use vmove_tests::bridge::Bridge;
 use vmove_tests::places;
 use vmove_tests::process::Guarded;
 use vmove_tests::sandbox::Sandbox;
@@ -101,11 +102,7 @@ fn the_page_of_the_fleet_asks_the_bridge_and_changes_nothing() {
 fn the_page_of_the_fleet_shows_what_its_token_may_see_and_takes_a_new_one() {
     need!(ready());
     let sandbox = Sandbox::new().expect("a sandbox");
-    let token = sandbox.path().join("bob.token");
-    std::fs::write(&token, "0123456789abcdef-bob\n").expect("a file");
-    let address = free_port().to_string();
-    let more = format!("listen = \"{address}\"\n[tokens.bob]\nrole = \"tenant\"\nfile = {token:?}\n");
-    let bridge = fleet(&sandbox, &more);
+    let (bridge, at, token) = Bridge::with_tenant(&sandbox).expect("a bridge");
     for (id, holder) in [("hers", "alice"), ("his", "bob")] {
         let text = [
             "place",
@@ -125,10 +122,7 @@ fn the_page_of_the_fleet_shows_what_its_token_may_see_and_takes_a_new_one() {
     let mine = sandbox.path().join("mine.token");
     std::fs::write(&mine, "0123456789abcdef-eve\n").expect("a file");
     let mut command = Command::new(places::product("vmove").expect("vmove"));
-    command
-        .args(["--json", "fleet", "--bridge", &format!("http://{address}"), "--token-file"])
-        .arg(&mine)
-        .arg("page");
+    command.args(["--json", "fleet", "--bridge", &at, "--token-file"]).arg(&mine).arg("page");
     let page = Page::by(command);
     assert_eq!(page.get("v1/leases").0, 401, "nobody has this token");
     std::fs::copy(&token, &mine).expect("a new token");
