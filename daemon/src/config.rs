@@ -292,7 +292,7 @@ pub struct Config {
     pub signals: Sources,
     /// The bridge that says where hooks move VMs.
     pub bridge: Option<BridgeConfig>,
-    /// Collector of OpenTelemetry for traces of migrations.
+    /// Collector of OpenTelemetry for traces of migrations and forks.
     pub traces: Option<Endpoint>,
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::fork_devices::{ChildDeviceReport, ParentDevice};
-use crate::report::FaultStats;
+use crate::report::{FaultStats, PhaseTime};
 use serde::{Deserialize, Serialize};
 
 /// One child.
@@ -349,6 +349,15 @@ pub struct ForkProgress {
     /// `check`, `rehome`, `detach`, `freeze`, `copy`, `fetch`, `load`, `run`, `network`, `devices`, `hosts`, `done` or `failed`; `unknown, see FILE` if its
     /// journal cannot be read, and then the numbers mean nothing.
     pub phase: String,
+    /// When the request came, by this node's clock: RFC 3339, UTC, milliseconds. `None`: not known any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began_at: Option<String>,
+    /// The node whose guest it is, if that is another: this one has children of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ordered_by: Option<String>,
+    /// Phases that are over.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<PhaseTime>,
     /// Children asked for.
     pub children: usize,
     /// Children whose QEMU is there.

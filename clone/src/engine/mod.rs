@@ -15,6 +15,7 @@
 //! | `descendants` | what came of a guest: the tree, which children live, their end |
 //! | `templates`, `promote` | templates kept by name; memory of its own for a VM |
 //! | `recover` | forks that an earlier life of the daemon did not finish |
+//! | `progress` | how far forks are, and how the last ones went |
 //! | `unreadable` | forks whose journals cannot be read |
 //! | `message` | what the daemons of two nodes say to each other about a fork |
 //! | `peers` | other nodes: how they are named and reached, and connections of a fork that come in |
@@ -40,6 +41,7 @@ mod origin;
 mod parent;
 mod peers;
 mod prepared;
+mod progress;
 mod promote;
 mod recover;
 mod templates;
@@ -56,7 +58,6 @@ use vmove_hooks::Hooks;
 use vmove_node::admission::Admission;
 use vmove_node::peer::{BoxedStream, Hello, LinkKind, PeerPolicy, Status};
 use vmove_node::registry::Registry;
-use vmove_types::fork_report::ForkProgress;
 
 pub use self::distribution::read_opening;
 pub use self::error::{
@@ -70,12 +71,11 @@ use self::guest::Guests;
 use self::images::ServedImages;
 use self::peers::Peers;
 use self::prepared::{AwaySet, HostedSet};
+use self::progress::Timed;
 use self::unreadable::Unreadable;
 use crate::CloneError;
 use crate::record::Members;
 
-/// Forks that are remembered for whoever asks how they went.
-const REMEMBERED: usize = 64;
 /// Between looks whether a VM has been given memory of its own.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
@@ -121,7 +121,7 @@ struct State {
     /// Those here of guests of other nodes, by the id of their set.
     hosted: HashMap<String, HostedSet>,
     /// Forks, oldest first.
-    progress: Vec<ForkProgress>,
+    progress: Vec<Timed>,
     /// Forks whose journals cannot be read.
     unreadable: Vec<Unreadable>,
 }
@@ -273,40 +273,5 @@ impl ForkEngine {
             return Err(ForkError::TooManyChildren { asked: count, allowed: most });
         }
         Ok(())
-    }
-
-    /// Where a fork stands. The last ones are remembered.
-    ///
-    /// # Errors
-    /// [`ForkError::UnknownFork`].
-    pub fn progress(&self, id: &str) -> Result<ForkProgress, ForkError> {
-        let found = self.lock().progress.iter().find(|p| p.id == id).cloned();
-        found.ok_or_else(|| ForkError::UnknownFork(id.to_owned()))
-    }
-
-    fn begin_progress(&self, progress: ForkProgress) -> Result<(), ForkError> {
-        let mut state = self.lock();
-        if state.progress.iter().any(|p| p.id == progress.id) {
-            return Err(ForkError::IdTaken(progress.id));
-        }
-        if state.progress.len() >= REMEMBERED {
-            let oldest = state.progress.iter().position(ForkProgress::is_end).unwrap_or(0);
-            state.progress.remove(oldest);
-        }
-        state.progress.push(progress);
-        Ok(())
-    }
-
-    fn update(&self, id: &str, change: impl FnOnce(&mut ForkProgress)) {
-        let entered = {
-            let mut state = self.lock();
-            let Some(progress) = state.progress.iter_mut().find(|p| p.id == id) else { return };
-            let left = progress.phase.clone();
-            change(progress);
-            (progress.phase != left).then(|| (progress.parent.clone(), progress.phase.clone(), left))
-        };
-        if let Some((parent, phase, left)) = entered {
-            self.tell_phase(id, &parent, &phase, &left);
-        }
     }
 }

@@ -14,6 +14,7 @@ use vmove_types::vm::VmSummary;
 
 use super::ForkEngine;
 use super::error::ForkError;
+use super::progress::Timed;
 use crate::CloneError;
 use crate::record::ForkRecord;
 
@@ -139,7 +140,7 @@ impl ForkEngine {
     pub fn list(&self) -> ForkList {
         let unreadable = self.unreadable();
         let mut forks: Vec<ForkProgress> = unreadable.iter().map(Unreadable::progress).collect();
-        forks.extend(self.lock().progress.iter().rev().cloned());
+        forks.extend(self.lock().progress.iter().rev().map(Timed::now));
         ForkList { forks }
     }
 

@@ -1,4 +1,4 @@
-//! `[traces]`: where traces of migrations go.
+//! `[traces]`: where traces of migrations and forks go.
 
 use serde::Deserialize;
 use vmove_http::client::Endpoint;

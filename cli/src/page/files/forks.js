@@ -28,9 +28,9 @@ function hostTable() {
 }
 
 function forkTable() {
-  const columns = [["Fork"], ["Stands"], ["Children run", "number"], ["Parent's pause", "number"], ["All run after", "number wide"]];
+  const columns = [["Fork"], ["Stands"], ["Children run", "number"], ["Parent's pause", "number"], ["All run after", "number wide"], ["Began", "wide"]];
   const cells = (fork) => [fork.id, fork.error ? `failed: ${fork.error.message}` : fork.phase, `${fork.running} of ${fork.children}`,
-    fork.report ? words.time(fork.report.parent_pause_ms) : "-", fork.report ? words.time(fork.report.all_running_ms) : "-"];
+    fork.report ? words.time(fork.report.parent_pause_ms) : "-", fork.report ? words.time(fork.report.all_running_ms) : "-", words.date(fork.began_at)];
   return new Table("Forks of this VM", columns, (fork) => fork.id, cells, "It was not forked.");
 }
 

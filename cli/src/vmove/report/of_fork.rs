@@ -24,7 +24,20 @@ pub fn account(progress: &ForkProgress) -> Account {
         ),
     };
     let title = format!("{:?}, fork {}", progress.parent, progress.id);
-    Account { title, standing, bad: progress.error.is_some(), ..account }.clean()
+    let time_lines = phases(progress).into_iter().chain(account.time_lines).collect();
+    Account { title, standing, bad: progress.error.is_some(), time_lines, ..account }.clean()
+}
+
+/// One after the other. Some daemons did not tell them.
+fn phases(p: &ForkProgress) -> Option<TimeLine> {
+    let mut steps = p.phases.clone();
+    if !p.is_end() {
+        let since = steps.last().map_or(0.0, |last| last.start_ms + last.duration_ms);
+        steps.push(step(&p.phase, since, (p.elapsed_ms - since).max(0.0)));
+    }
+    let note = if p.is_end() { "one after the other" } else { "one after the other, until now" };
+    let line = TimeLine { title: "Phases".to_owned(), steps, note: note.to_owned() };
+    Some(line).filter(|line| !line.steps.is_empty())
 }
 
 fn fact(name: &str, value: String) -> (String, String) {
@@ -53,12 +66,8 @@ fn of_unfinished(p: &ForkProgress) -> Account {
         head: vec!["NODE", "PHASE", "CHILDREN", "CHUNKS"],
         rows: p.hosts.iter().map(row).collect(),
     };
-    let so_far = step(&p.phase, 0.0, p.elapsed_ms);
-    let note = "until now; its phases are told in the end".to_owned();
-    let line = TimeLine { title: "Time".to_owned(), steps: vec![so_far], note };
     Account {
         facts,
-        time_lines: if p.is_end() { Vec::new() } else { vec![line] },
         tables: Some(hosts).filter(|table| !table.rows.is_empty()).into_iter().collect(),
         ..Account::default()
     }

@@ -229,13 +229,15 @@ impl HostPart {
         let (engine, order) = (&self.engine, &self.order);
         let count = order.indexes.len();
         engine.allowed(&order.fork, count)?;
-        engine.begin_progress(ForkProgress {
+        let told = ForkProgress {
             id: order.fork.clone(),
             parent: order.parent.clone(),
             phase: "check".to_owned(),
+            ordered_by: Some(order.node.clone()),
             children: count,
             ..ForkProgress::default()
-        })?;
+        };
+        engine.begin_progress(told, self.begun)?;
         engine.peers.able().map_err(ForkError::Peers)?;
         engine.admit_order(order).await?;
         self.is_admitted = true;

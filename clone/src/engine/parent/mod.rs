@@ -68,13 +68,14 @@ impl ForkEngine {
         // Before the VM is claimed: a hook may take its time.
         self.ask_before_fork(&id, &parent, &request).await?;
         let claim = self.claim_at_home(&parent).await?;
-        self.begin_progress(ForkProgress {
+        let told = ForkProgress {
             id: id.clone(),
             parent: parent.clone(),
             phase: "check".to_owned(),
             children: request.count,
             ..ForkProgress::default()
-        })?;
+        };
+        self.begin_progress(told, begun)?;
         let fork = Fork { id, parent, request, parting, begun };
         let span = tracing::info_span!("fork", id = %fork.id);
         let mut left = None;
@@ -333,20 +334,6 @@ impl ForkEngine {
         if let Err(error) = run_blocking(work).await {
             tracing::warn!(%error, "could not tidy up after a fork");
         }
-    }
-
-    /// What came of a fork is told to those who ask.
-    pub(super) fn end_progress(&self, id: &str, begun: Mono, ended: Result<&ForkReport, &ForkError>) {
-        self.update(id, |p| {
-            p.elapsed_ms = ms(Mono::now().since(begun));
-            match ended {
-                Ok(report) => (p.phase, p.report) = ("done".to_owned(), Some(report.clone())),
-                Err(error) => {
-                    p.phase = "failed".to_owned();
-                    p.error = Some(error.failure());
-                }
-            }
-        });
     }
 
     /// What is done after a fork was answered, with the claim on the VM kept meanwhile: memory of its own for a guest that has asked for

@@ -1,6 +1,8 @@
-//! Traces of migrations, for a collector of [OpenTelemetry](https://opentelemetry.io/docs/specs/otlp/): one for each that has ended, as OTLP over HTTP
+//! Traces of migrations and forks, for a collector of [OpenTelemetry](https://opentelemetry.io/docs/specs/otlp/): one for each that has ended, as OTLP over HTTP
 //! in JSON. What cannot be delivered is counted and dropped: nothing waits for a collector.
 
+mod fork;
+mod migration;
 mod spans;
 
 use std::time::Duration;
@@ -8,8 +10,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::{Method, StatusCode};
 use metrics::{counter, describe_counter};
+use serde_json::Value;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use vmove_http::client::{Endpoint, HttpClient};
+use vmove_types::fork_report::ForkProgress;
 use vmove_types::problem::chain;
 use vmove_types::progress::Progress;
 
@@ -22,7 +26,7 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 /// Describes the metrics of this module.
 pub(super) fn describe() {
-    describe_counter!(LOST, "Traces of migrations that the collector did not take.");
+    describe_counter!(LOST, "Traces that the collector did not take.");
     counter!(LOST).absolute(0);
 }
 
@@ -43,7 +47,16 @@ impl Traces {
 
     /// A migration has ended.
     pub(super) fn tell(&self, ended: &Progress) {
-        let Some(trace) = spans::of(ended, &self.node) else { return };
+        self.send(migration::of(ended, &self.node));
+    }
+
+    /// A fork has.
+    pub(super) fn tell_fork(&self, ended: &ForkProgress) {
+        self.send(fork::of(ended, &self.node));
+    }
+
+    fn send(&self, trace: Option<Value>) {
+        let Some(trace) = trace else { return };
         if self.waiting.try_send(trace.to_string().into()).is_err() {
             counter!(LOST).increment(1);
         }

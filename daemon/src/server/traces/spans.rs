@@ -1,13 +1,10 @@
-//! A migration as spans: one for all of it, below that its phases, and below `switchover` the steps of the pause.
-//!
-//! The id of the migration is that of the trace, so what both nodes tell is one trace: the span of the destination is a child of that of the source.
+//! A trace of one node, as the body of a request to a collector: OTLP's JSON.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use uuid::Uuid;
-use vmove_types::progress::{Outcome, Progress, Role};
-use vmove_types::report::{PhaseTime, Report};
+use vmove_types::report::PhaseTime;
 
 /// `SPAN_KIND_INTERNAL` of OTLP.
 const INTERNAL: u8 = 1;
@@ -15,45 +12,45 @@ const STATUS_OK: u8 = 1;
 const STATUS_ERROR: u8 = 2;
 
 /// An id of a span: eight bytes, in hexadecimal digits.
-type SpanId = String;
+pub(super) type SpanId = String;
 
-/// The span of one side: each half of the migration's id.
-fn span_of(id: Uuid, role: Role) -> SpanId {
-    let all = id.simple().to_string();
-    match role {
-        Role::Source => all[..16].to_owned(),
-        Role::Destination => all[16..].to_owned(),
+/// What was done, and when: milliseconds after the trace's begin.
+pub(super) struct Step<'a> {
+    pub(super) name: &'a str,
+    pub(super) start_ms: f64,
+    pub(super) length_ms: f64,
+}
+
+impl<'a> From<&'a PhaseTime> for Step<'a> {
+    fn from(phase: &'a PhaseTime) -> Self {
+        Self { name: &phase.name, start_ms: phase.start_ms, length_ms: phase.duration_ms }
     }
 }
 
-fn any_span() -> SpanId {
-    Uuid::new_v4().simple().to_string()[..16].to_owned()
-}
-
-/// A trace with its first span.
-struct Trace {
+/// Spans of one node.
+pub(super) struct Trace {
     id: Uuid,
     begin: SystemTime,
     spans: Vec<Value>,
 }
 
 impl Trace {
+    /// `None`: its begin is not known any more.
+    pub(super) fn begin(id: Uuid, began_at: Option<&str>) -> Option<Self> {
+        let begin = humantime::parse_rfc3339(began_at?).ok()?;
+        Some(Self { id, begin, spans: Vec::new() })
+    }
+
     fn at(&self, ms: f64) -> String {
         let time = self.begin + Duration::from_secs_f64(ms.max(0.0) / 1e3);
         time.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos().to_string()
     }
 
-    /// Adds a span, in milliseconds after the begin.
-    fn add(
-        &mut self,
-        span: SpanId,
-        parent: Option<&str>,
-        (name, start_ms, length_ms): (&str, f64, f64),
-        more: Value,
-    ) -> SpanId {
+    fn add(&mut self, span: SpanId, parent: Option<&str>, step: Step<'_>, more: Value) -> SpanId {
+        let end = step.start_ms + step.length_ms;
         let mut told = json!({
-            "traceId": self.id.simple().to_string(), "spanId": span, "name": name, "kind": INTERNAL,
-            "startTimeUnixNano": self.at(start_ms), "endTimeUnixNano": self.at(start_ms + length_ms),
+            "traceId": self.id.simple().to_string(), "spanId": span, "name": step.name, "kind": INTERNAL,
+            "startTimeUnixNano": self.at(step.start_ms), "endTimeUnixNano": self.at(end),
         });
         if let Some(parent) = parent {
             told["parentSpanId"] = parent.into();
@@ -65,155 +62,74 @@ impl Trace {
         span
     }
 
-    fn add_all(&mut self, parent: &str, phases: &[PhaseTime], after_ms: f64) {
-        for PhaseTime { name, start_ms, duration_ms } in phases {
-            self.add(any_span(), Some(parent), (name, after_ms + start_ms, *duration_ms), Value::Null);
+    /// The first span of this node. What went wrong, if something has.
+    pub(super) fn root(
+        &mut self,
+        span: SpanId,
+        parent: Option<&str>,
+        (name, length_ms): (&str, f64),
+        attributes: &[Value],
+        error: Option<&str>,
+    ) -> SpanId {
+        let status = error.map_or(
+            json!({ "code": STATUS_OK }),
+            |message| json!({ "code": STATUS_ERROR, "message": message }),
+        );
+        let step = Step { name, start_ms: 0.0, length_ms };
+        self.add(span, parent, step, json!({ "attributes": attributes, "status": status }))
+    }
+
+    /// A span below another.
+    pub(super) fn below(&mut self, parent: &str, step: Step<'_>) -> SpanId {
+        let span = Uuid::new_v4().simple().to_string()[..16].to_owned();
+        self.add(span, Some(parent), step, Value::Null)
+    }
+
+    /// The same, with an error.
+    pub(super) fn failed_below(&mut self, parent: &str, step: Step<'_>, error: &str) {
+        let span = self.below(parent, step);
+        if let Some(told) = self.spans.iter_mut().find(|told| told["spanId"] == span) {
+            told["status"] = json!({ "code": STATUS_ERROR, "message": error });
         }
     }
-}
 
-/// What a migration that has ended was like on this node, as the body of a request to a collector. `None`: its begin is not known any more.
-pub(super) fn of(ended: &Progress, node: &str) -> Option<Value> {
-    let id = Uuid::parse_str(&ended.id).ok()?;
-    let begin = humantime::parse_rfc3339(ended.began_at.as_deref()?).ok()?;
-    let mut trace = Trace { id, begin, spans: Vec::new() };
-    let (total_ms, phases, pause) = match &ended.outcome {
-        Outcome::Done { report } => (report.total_ms, &report.phases, report.pause.as_slice()),
-        _ => (ended.elapsed_ms, &ended.phases, [].as_slice()),
-    };
-    let (name, parent) = match ended.role {
-        Role::Source => ("migrate", None),
-        Role::Destination => ("receive", Some(span_of(id, Role::Source))),
-    };
-    let more = json!({ "attributes": attributes(ended), "status": status(&ended.outcome) });
-    let root = trace.add(span_of(id, ended.role), parent.as_deref(), (name, 0.0, total_ms), more);
-    trace.add_all(&root, phases, 0.0);
-    // The guest is stopped when this phase begins.
-    if let Some(switchover) = phases.iter().find(|phase| phase.name == "switchover")
-        && let Some(last) = pause.last()
-    {
-        let length = last.start_ms + last.duration_ms;
-        let pause_span =
-            trace.add(any_span(), Some(&root), ("pause", switchover.start_ms, length), Value::Null);
-        trace.add_all(&pause_span, pause, switchover.start_ms);
+    /// Phases or steps that begin `after_ms`.
+    pub(super) fn all_below(&mut self, parent: &str, phases: &[PhaseTime], after_ms: f64) {
+        for phase in phases {
+            let step = Step::from(phase);
+            self.below(parent, Step { start_ms: after_ms + step.start_ms, ..step });
+        }
     }
-    let resource = [
-        text("service.name", "vmoved"),
-        text("service.version", env!("CARGO_PKG_VERSION")),
-        text("host.name", node),
-    ];
-    Some(json!({ "resourceSpans": [{
-        "resource": { "attributes": resource },
-        "scopeSpans": [{ "scope": { "name": "vmove" }, "spans": trace.spans }],
-    }] }))
+
+    /// The body of a request.
+    pub(super) fn of_node(self, node: &str) -> Value {
+        let resource = [
+            text("service.name", "vmoved"),
+            text("service.version", env!("CARGO_PKG_VERSION")),
+            text("host.name", node),
+        ];
+        json!({ "resourceSpans": [{
+            "resource": { "attributes": resource },
+            "scopeSpans": [{ "scope": { "name": "vmove" }, "spans": self.spans }],
+        }] })
+    }
 }
 
-fn text(key: &str, value: &str) -> Value {
+pub(super) fn text(key: &str, value: &str) -> Value {
     json!({ "key": key, "value": { "stringValue": value } })
 }
 
-fn number(key: &str, value: f64) -> Value {
+pub(super) fn number(key: &str, value: f64) -> Value {
     json!({ "key": key, "value": { "doubleValue": value } })
 }
 
 /// Whole numbers are texts in OTLP's JSON.
-fn count(key: &str, value: u64) -> Value {
+pub(super) fn count(key: &str, value: u64) -> Value {
     json!({ "key": key, "value": { "intValue": value.to_string() } })
 }
 
-fn attributes(ended: &Progress) -> Vec<Value> {
-    let mut all = vec![text("vmove.vm", &ended.vm), text("vmove.peer", &ended.peer)];
-    all.extend(ended.mode.as_deref().map(|mode| text("vmove.mode", mode)));
-    all.extend(ended.group.as_deref().map(|group| text("vmove.group", group)));
-    match &ended.outcome {
-        Outcome::Done { report } => all.extend(of_report(report)),
-        Outcome::Failed { cancelled: true, .. } => all.push(text("vmove.outcome", "cancelled")),
-        Outcome::Failed { .. } => all.push(text("vmove.outcome", "failed")),
-        _ => all.push(text("vmove.outcome", "refused")),
-    }
-    all
-}
-
-fn of_report(report: &Report) -> Vec<Value> {
-    vec![
-        text("vmove.outcome", "done"),
-        number("vmove.downtime_ms", report.downtime_ms),
-        count("vmove.bytes_sent", report.bytes_sent),
-        count("vmove.faults", report.faults.count),
-        number("vmove.fault_p99_us", report.faults.p99_us),
-        count("vmove.recoveries", report.recoveries.into()),
-    ]
-}
-
-fn status(outcome: &Outcome) -> Value {
-    match outcome {
-        Outcome::Failed { error, .. } => json!({ "code": STATUS_ERROR, "message": error }),
-        Outcome::Refused { blockers } => {
-            let why: Vec<&str> = blockers.iter().map(|blocker| blocker.message.as_str()).collect();
-            json!({ "code": STATUS_ERROR, "message": why.join("; ") })
-        }
-        _ => json!({ "code": STATUS_OK }),
-    }
-}
-
+/// Of what was told for a collector.
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const ID: &str = "0123456789abcdef0011223344556677";
-
-    fn ended(role: Role, outcome: Outcome) -> Progress {
-        let id = Uuid::parse_str(ID).unwrap().to_string();
-        let began_at = Some("2026-01-02T03:04:05.250Z".to_owned());
-        Progress { began_at, elapsed_ms: 40.0, outcome, ..Progress::begun(id, "web", role, "b") }
-    }
-
-    fn phase(name: &str, start_ms: f64, duration_ms: f64) -> PhaseTime {
-        PhaseTime { name: name.to_owned(), start_ms, duration_ms }
-    }
-
-    fn spans(progress: &Progress) -> Vec<Value> {
-        let told = of(progress, "a").unwrap();
-        told["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap().clone()
-    }
-
-    #[test]
-    fn both_sides_tell_one_trace_with_phases_and_the_steps_of_the_pause() {
-        let report = Report {
-            total_ms: 100.0,
-            phases: vec![phase("check", 0.0, 10.0), phase("switchover", 10.0, 5.0)],
-            pause: vec![phase("drain", 0.0, 1.0), phase("load", 1.0, 3.0)],
-            ..Report::default()
-        };
-        let source = spans(&ended(Role::Source, Outcome::Done { report: Box::new(report) }));
-        let names: Vec<_> = source.iter().map(|span| span["name"].as_str().unwrap()).collect();
-        assert_eq!(names, ["migrate", "check", "switchover", "pause", "drain", "load"]);
-        assert!(source.iter().all(|span| span["traceId"] == ID));
-        let (root, pause, load) = (&source[0], &source[3], &source[5]);
-        assert_eq!((&root["spanId"], root.get("parentSpanId")), (&json!("0123456789abcdef"), None));
-        assert_eq!(pause["parentSpanId"], root["spanId"]);
-        assert_eq!(load["parentSpanId"], pause["spanId"]);
-        // 10 ms and 1 ms after the begin.
-        assert_eq!(load["startTimeUnixNano"], "1767323045261000000");
-        assert_eq!(load["endTimeUnixNano"], "1767323045264000000");
-        assert_eq!(root["status"]["code"], STATUS_OK);
-
-        let failed = Outcome::Failed {
-            error: "lost".to_owned(),
-            guest: vmove_types::progress::GuestPlace::Source,
-            cancelled: false,
-        };
-        let destination = spans(&ended(Role::Destination, failed));
-        assert_eq!(destination[0]["traceId"], ID);
-        assert_eq!(destination[0]["parentSpanId"], root["spanId"]);
-        assert_eq!(destination[0]["status"], json!({ "code": STATUS_ERROR, "message": "lost" }));
-        assert_eq!(destination[0]["endTimeUnixNano"], "1767323045290000000");
-    }
-
-    #[test]
-    fn what_has_no_begin_has_no_trace() {
-        let unknown =
-            Progress { began_at: None, ..ended(Role::Source, Outcome::Refused { blockers: Vec::new() }) };
-        assert!(of(&unknown, "a").is_none());
-    }
+pub(super) fn spans_in(told: &Value) -> Vec<Value> {
+    told["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().expect("spans").clone()
 }
