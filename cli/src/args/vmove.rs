@@ -438,7 +438,8 @@ pub struct MigrationId {
 #[command(after_help = "Example:
   vmove recover 3f2a
 
-Run it on the node that the guest came from: it holds what is missing, and it is the side that dials.")]
+Run it on the node that the guest came from: it holds what is missing, and it is the side that dials. If it says that the session stopped
+with an error at the destination, run it there first.")]
 pub struct Recover {
     /// Id of the migration, may be cut short
     #[arg(value_name = "ID")]

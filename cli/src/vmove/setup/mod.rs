@@ -46,6 +46,7 @@ pub fn tls(args: &SetupTls, json: bool) -> Result<Exit, End> {
     write(args, out, &authority, &known)?;
     let outcome = Outcome {
         out,
+        authority: args.ca.as_deref().unwrap_or(out),
         new_authority: args.ca.is_none(),
         nodes: &args.nodes,
         clients: &args.clients,

@@ -47,6 +47,8 @@ pub fn client_entry(client: &ClientWanted) -> String {
 #[derive(Debug)]
 pub struct Outcome<'a> {
     pub out: &'a Path,
+    /// The folder of the authority.
+    pub authority: &'a Path,
     pub new_authority: bool,
     pub nodes: &'a [NodeWanted],
     pub clients: &'a [ClientWanted],
@@ -96,11 +98,12 @@ impl Outcome<'_> {
             }
         }
         lines.push(
-            "Then on each node: `systemctl restart vmoved` (QEMUs run on); for new certificates and clients alone `systemctl reload vmoved`.".to_owned(),
+            "Then on each node: `systemctl enable --now vmoved`, or `systemctl restart vmoved` where it runs already (QEMUs run on); for new certificates and clients alone `systemctl reload vmoved`.".to_owned(),
         );
         lines.push(format!(
-            "The certificates hold for {} days. For new ones: vmove setup tls --ca {out} --out ANOTHER-FOLDER --node …",
-            self.days
+            "The certificates hold for {} days. For new ones: vmove setup tls --ca {} --out ANOTHER-FOLDER --node …",
+            self.days,
+            self.authority.display()
         ));
         lines
     }
