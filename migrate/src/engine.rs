@@ -360,6 +360,13 @@ impl Engine {
             return Err((Status::Busy, format!("{} is being started; try again", self.node.config.node)));
         }
         match sessions.get(&hello.session) {
+            Some(handle) if handle.role == Role::Source && handle.token == hello.token => {
+                let node = &self.node.config.node;
+                Err((
+                    Status::UnknownSession,
+                    format!("{node} is the node that the guest is on: choose another"),
+                ))
+            }
             Some(handle) if handle.role != Role::Destination || handle.token != hello.token => unknown(),
             Some(handle) if handle.is_running() || self.ended(hello).is_some() => Ok(()),
             Some(_) => {

@@ -103,6 +103,12 @@ impl Node {
         Ok((a, b))
     }
 
+    /// Where other nodes reach it.
+    #[must_use]
+    pub const fn listens_at(&self) -> SocketAddr {
+        self.listen
+    }
+
     /// Has it know another node by name, from its next start on.
     pub fn add_peer(&mut self, name: &str, at: SocketAddr) {
         self.options.peers.push((name.to_owned(), at));

@@ -327,7 +327,10 @@ fn control_groups(config: &Config) -> Arc<ControlGroups> {
 /// The nodes that the configuration names.
 fn known_peers(config: &Config) -> KnownPeers {
     let known = |node: &KnownNode| KnownPeer { address: node.address.clone(), leaf: node.leaf.clone() };
-    KnownPeers::new(config.nodes.iter().map(|(name, node)| (name.clone(), known(node))).collect())
+    KnownPeers::new(
+        config.nodes.iter().map(|(name, node)| (name.clone(), known(node))).collect(),
+        config.node.clone(),
+    )
 }
 
 /// What is done by itself when something happens. Runs that an earlier daemon has begun are noted in the state folder.

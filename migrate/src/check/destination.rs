@@ -56,8 +56,12 @@ async fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
     if let Err(e) = vmove_node::store::check_name(&prepare.vm) {
         found.push(Blocker::new(BlockerCode::Name, e.to_string()));
     } else if node.vms.has(&prepare.vm) {
-        let message =
-            format!("A VM named {:?} is already on {}: rename one of them", prepare.vm, node.config.node);
+        let (vm, here) = (&prepare.vm, &node.config.node);
+        let message = if prepare.source == *here {
+            format!("{vm:?} is on {here}: choose another node")
+        } else {
+            format!("A VM named {vm:?} is already on {here}: rename one of them")
+        };
         found.push(Blocker::new(BlockerCode::NameTaken, message).about(&prepare.vm));
     }
     if let Err(why) = vmove_node::peer::negotiate(&prepare.fabrics, &node.config.dialer.fabrics()) {

@@ -39,8 +39,8 @@ pub(crate) fn private_ram(vmm: &dyn Vmm, vm: &VmRecord) -> Result<Option<Blocker
         return Ok(None);
     }
     let message = format!(
-        "The memory of {:?} is private since a fork: `vfork promote` gives it memory of its own (`vmove migrate` does that \
-         by itself)",
+        "The memory of {:?} is private since a fork: `vmove migrate` first gives it memory of its own, as `vfork promote` does; \
+         that copies all of it",
         vm.name
     );
     Ok(Some(Blocker::new(BlockerCode::PrivateRam, message).about(&vm.name)))

@@ -102,11 +102,9 @@ async fn look(
     let disks = disk_choice::choose(vm, &spec, disks).map_err(blocker(BlockerCode::CommandLine))?;
     report.blockers.extend(disks.blockers.iter().cloned());
     report.warnings = crate::check::source::warnings(&facts);
-    if let Some(private) =
-        crate::check::source::private_ram(vmm, vm).map_err(blocker(BlockerCode::RamNotShared))?
-    {
-        return Err(private);
-    }
+    // Mended by a migration itself.
+    let private = crate::check::source::private_ram(vmm, vm).map_err(blocker(BlockerCode::RamNotShared))?;
+    report.warnings.extend(private.map(|private| private.message));
     // The kernel may take long to say which huge pages there are.
     let (found_by, of) = (Arc::clone(&node.config.vmm), vm.clone());
     let infos = spawn_blocking(move || SourceMemory::open(&*found_by, &of).and_then(|memory| memory.infos()));

@@ -15,28 +15,34 @@ pub struct KnownPeer {
 
 /// The nodes that a configuration names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct KnownPeers(BTreeMap<String, KnownPeer>);
+pub struct KnownPeers {
+    nodes: BTreeMap<String, KnownPeer>,
+    /// The name of this node.
+    own: String,
+}
 
 /// A word that names no node.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("Expected host:port or a node of the configuration ({known}), found {word:?}")]
+#[error("Expected host:port or a node of the configuration ({known}), found {word:?}{}", if *.own { ", which is this node" } else { "" })]
 pub struct UnknownPeer {
     /// The word.
     pub word: String,
     /// Names of the nodes that there are.
     pub known: String,
+    /// It is the name of this node.
+    pub own: bool,
 }
 
 impl KnownPeers {
-    /// The nodes by their names.
+    /// The nodes by their names, for the node `own`.
     #[must_use]
-    pub const fn new(nodes: BTreeMap<String, KnownPeer>) -> Self {
-        Self(nodes)
+    pub const fn new(nodes: BTreeMap<String, KnownPeer>, own: String) -> Self {
+        Self { nodes, own }
     }
 
     /// All of them, by name.
     pub fn all(&self) -> impl Iterator<Item = PeerTarget> {
-        self.0.iter().map(|(name, node)| PeerTarget { name: name.clone(), address: node.address.clone() })
+        self.nodes.iter().map(|(name, node)| PeerTarget { name: name.clone(), address: node.address.clone() })
     }
 
     /// The node that an operator's word stands for: a name, or `host:port`.
@@ -44,28 +50,28 @@ impl KnownPeers {
     /// # Errors
     /// [`UnknownPeer`] if it is neither.
     pub fn target(&self, word: &str) -> Result<PeerTarget, UnknownPeer> {
-        if let Some(node) = self.0.get(word) {
+        if let Some(node) = self.nodes.get(word) {
             return Ok(PeerTarget { name: word.to_owned(), address: node.address.clone() });
         }
         if split_address(word).is_some() {
             return Ok(PeerTarget { name: word.to_owned(), address: word.to_owned() });
         }
-        let known: Vec<&str> = self.0.keys().map(String::as_str).collect();
+        let known: Vec<&str> = self.nodes.keys().map(String::as_str).collect();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        Err(UnknownPeer { word: word.to_owned(), known })
+        Err(UnknownPeer { word: word.to_owned(), known, own: word == self.own })
     }
 
     /// A node that another one names: as it is known here, or at the address that the other one gave.
     #[must_use]
     pub fn named_by_peer(&self, name: &str, address: &str) -> PeerTarget {
-        let address = self.0.get(name).map_or(address, |node| node.address.as_str());
+        let address = self.nodes.get(name).map_or(address, |node| node.address.as_str());
         PeerTarget { name: name.to_owned(), address: address.to_owned() }
     }
 
     /// The leaf switch of a node, if it is known.
     #[must_use]
     pub fn leaf(&self, name: &str) -> Option<&str> {
-        self.0.get(name).and_then(|node| node.leaf.as_deref())
+        self.nodes.get(name).and_then(|node| node.leaf.as_deref())
     }
 }
 
@@ -83,6 +89,17 @@ pub fn split_address(address: &str) -> Option<(&str, u16)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn this_node_is_none_of_the_others() {
+        let known = KnownPeers::new(BTreeMap::new(), "a".to_owned());
+        let told = |word: &str| known.target(word).unwrap_err().to_string();
+        assert_eq!(
+            told("a"),
+            r#"Expected host:port or a node of the configuration (none), found "a", which is this node"#
+        );
+        assert!(told("b").ends_with(r#"found "b""#));
+    }
 
     #[test]
     fn addresses_are_split_at_the_port() {

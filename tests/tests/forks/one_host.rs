@@ -179,10 +179,10 @@ fn a_promoted_child_and_its_parent_move_to_another_node() {
     let guest = Guest::new(memory_mib(&light()), light()).expect("a QEMU");
     let parent = Parent::start(&a, NAME, "thp", guest).expect("the guest runs");
     done(&a, &["create", NAME, "--count", "1"]).expect("a child");
-    // Private memory is told of, and not moved as it is.
+    // Private memory is told of, and is in no way: a migration mends it first.
     let check = vmove_tests::scene::vmove(&a, &["check", "guest.1", "--to", "b"]).expect("an answer");
-    assert_eq!(check.code, 3, "{} {}", check.answer, check.said);
-    assert_eq!(check.answer["blockers"][0]["code"], "private-ram", "{}", check.answer);
+    assert_eq!(check.code, 0, "{} {}", check.answer, check.said);
+    assert!(check.answer["warnings"].to_string().contains("memory of its own"), "{}", check.answer);
     let promoted = done(&a, &["promote", "guest.1"]).expect("memory of its own");
     assert_eq!(promoted["was_private"], true, "{promoted}");
     assert_eq!(done(&a, &["promote", "guest.1"]).expect("again")["was_private"], false);

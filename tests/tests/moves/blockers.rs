@@ -12,7 +12,7 @@ use vmove_tests::guest::{Guest, StockQemu};
 use vmove_tests::monitor::Monitor;
 use vmove_tests::process::Guarded;
 use vmove_tests::sandbox::Sandbox;
-use vmove_tests::scene::{End, NAME, ready, vmove};
+use vmove_tests::scene::{End, NAME, Scene, ready, vmove};
 
 /// A guest for checks only.
 fn idle() -> Guest {
@@ -291,4 +291,19 @@ fn a_command_line_that_can_never_move_is_refused_at_the_start() {
         }
         assert_eq!(a.vms().expect("a list"), Vec::<String>::new());
     }
+}
+
+#[test]
+fn the_node_that_a_guest_is_on_is_no_destination() {
+    need!(ready());
+    let scene = Scene::new().expect("a guest");
+    let address = scene.a.listens_at().to_string();
+    for verb in ["check", "migrate", "visit"] {
+        for (to, why) in [(address.as_str(), "choose another"), ("a", "which is this node")] {
+            let end = vmove(&scene.a, &[verb, NAME, "--to", to]).expect("an answer");
+            let told = format!("{} {}", end.answer, end.said);
+            assert!(end.code != 0 && told.contains(why), "{verb} to {to}: {} {told}", end.code);
+        }
+    }
+    scene.unharmed().expect("nothing was changed");
 }
