@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::group::journals;
 use crate::ownership::{DestinationState, SourceState};
 use crate::proto::message::{DestinationStand, ToDestination, ToSource};
-use crate::records::{DestinationRecord, SourceRecord};
+use crate::records::{CalledOff, DestinationRecord, SourceRecord};
 use vmove_node::disk::Disk;
 use vmove_node::journal::Journal;
 pub use vmove_node::migrations::{Moved, QemuId};
@@ -146,12 +146,15 @@ fn of_source(r: &SourceRecord) -> Progress {
         SourceState::Committed => {
             failed("unfinished: the guest was given to the destination", GuestPlace::PausedAtDestination)
         }
-        _ => failed("called off: the guest stayed at the source", GuestPlace::Source),
+        _ => match &r.called_off {
+            Some(off) => off.outcome(),
+            None => failed("called off: the guest stayed at the source", GuestPlace::Source),
+        },
     };
     let group = r.group.map(|group| group.to_string());
     let began_at = r.report.began_at.clone();
     let ended = of(&r.id, &r.vm.name, Role::Source, &r.to.name, &r.report.mode, outcome);
-    let ended = Progress { group, began_at, ..ended };
+    let ended = Progress { group, began_at, ..after(ended, r.called_off.as_ref()) };
     lacking(ended, &r.missing)
 }
 
@@ -161,10 +164,10 @@ fn of_destination(r: &DestinationRecord) -> Progress {
         if let Some(complete) = &r.complete {
             complete.add_to(&mut report);
         }
-        report
+        Box::new(report)
     };
     let outcome = match r.state {
-        DestinationState::Complete => Outcome::Done { report: Box::new(report()) },
+        DestinationState::Complete => Outcome::Done { report: r.whole_report.clone().unwrap_or_else(report) },
         DestinationState::Owner if r.abandoned => Outcome::Failed {
             error: "ended by an operator while pages were missing".to_owned(),
             guest: GuestPlace::Destination,
@@ -175,15 +178,25 @@ fn of_destination(r: &DestinationRecord) -> Progress {
             guest: GuestPlace::PausedAtDestination,
             cancelled: false,
         },
-        _ => Outcome::Failed {
-            error: "the guest stayed at the source".to_owned(),
-            guest: GuestPlace::Source,
-            cancelled: false,
-        },
+        _ => r.called_off.as_ref().map_or_else(
+            || Outcome::Failed {
+                error: "the guest stayed at the source".to_owned(),
+                guest: GuestPlace::Source,
+                cancelled: false,
+            },
+            CalledOff::outcome,
+        ),
     };
     let mode = r.report().mode;
     let ended = of(&r.id, &r.prepare.vm, Role::Destination, &r.prepare.source, &mode, outcome);
-    lacking(Progress { began_at: r.began_at.clone(), ..ended }, &r.missing)
+    let ended = Progress { began_at: r.began_at.clone(), ..after(ended, r.called_off.as_ref()) };
+    lacking(ended, &r.missing)
+}
+
+/// With the time that it took until it was called off.
+fn after(progress: Progress, off: Option<&CalledOff>) -> Progress {
+    let elapsed_ms = off.map_or(progress.elapsed_ms, |off| off.elapsed_ms);
+    Progress { elapsed_ms, ..progress }
 }
 
 /// Of a guest that lacks these devices.
@@ -226,9 +239,10 @@ pub(crate) async fn answer_for_ended(
         let _ = channel.send(&ToSource::Complete(complete)).await;
     }
     // Stays until the source has read it, and closes or says that it has freed its side.
-    if let Ok(Ok(ToDestination::Released)) = timeout(Duration::from_secs(10), channel.receive()).await {
-        let written = Journal::<DestinationRecord>::open_on(disk, &journal)
-            .and_then(|mut j| j.update(|r| r.released = true));
+    if let Ok(Ok(ToDestination::Released(told))) = timeout(Duration::from_secs(10), channel.receive()).await {
+        let written = Journal::<DestinationRecord>::open_on(disk, &journal).and_then(|mut j| {
+            j.update(|r| (r.released, r.whole_report) = (true, serde_json::from_str(&told).ok()))
+        });
         if let Err(error) = written {
             tracing::warn!(%error, "this migration stays in the history for good");
         }
@@ -289,7 +303,7 @@ mod tests {
             channel.send(&ToDestination::Resume(SourceStand::Committed)).await.unwrap();
             let stand = channel.receive().await.unwrap();
             let complete = channel.receive().await.unwrap();
-            channel.send(&ToDestination::Released).await.unwrap();
+            channel.send(&ToDestination::Released(String::new())).await.unwrap();
             (stand, complete)
         };
         let ((), answer) = tokio::join!(answering, asking);

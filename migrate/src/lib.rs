@@ -24,6 +24,7 @@ mod autogroup;
 pub mod check;
 #[cfg(not(loom))]
 mod choosing;
+mod coming;
 #[cfg(not(loom))]
 mod command;
 #[cfg(not(loom))]

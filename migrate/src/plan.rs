@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use vmove_types::spec::Mode;
+use vmove_types::units::{format_bytes, format_rate};
 
 /// A round must shrink what is left below this part of what it began with, or it does not pay.
 const PAYS: f64 = 0.75;
@@ -60,7 +61,11 @@ pub fn next(mode: Mode, max_downtime_ms: f64, s: Standing) -> Next {
     let left_ms = s.left_ms();
     let pays = (s.left_bytes as f64) < PAYS * s.last_bytes as f64;
     let fits = left_ms <= max_downtime_ms;
-    let left = format!("{} left, {left_ms:.1} ms at {}", size(s.left_bytes), rate(s.link_bytes_per_s));
+    let left = format!(
+        "{} left, {left_ms:.1} ms at {}",
+        format_bytes(s.left_bytes),
+        format_rate(s.link_bytes_per_s)
+    );
     if left_ms <= SMALL_MS.min(max_downtime_ms) {
         return Next::Stop(format!("{left}: less than the device state takes"));
     }
@@ -90,7 +95,7 @@ pub fn not_converging(max_downtime_ms: f64, s: Standing) -> Option<String> {
         format!(
             "does not converge: {} left after {} rounds, which take {left_ms:.0} ms, and {max_downtime_ms} ms are allowed. \
              It is tried for {MAX_STUBBORN_ROUNDS} rounds, in case the guest calms down; --mode hybrid or --max-downtime {:.0}ms would end it",
-            size(s.left_bytes),
+            format_bytes(s.left_bytes),
             s.rounds,
             left_ms.ceil() + 1.0
         )
@@ -116,9 +121,9 @@ pub fn stop_at_once(
     (left_ms <= max_downtime_ms && !pays).then(|| {
         format!(
             "{} left, {left_ms:.1} ms at {}: within the limit of {max_downtime_ms} ms, and most of it would be written again before it has crossed ({} in {:.0} ms)",
-            size(left.left_bytes),
-            rate(left.link_bytes_per_s),
-            size(dirty_bytes),
+            format_bytes(left.left_bytes),
+            format_rate(left.link_bytes_per_s),
+            format_bytes(dirty_bytes),
             watched.as_secs_f64() * 1e3
         )
     })
@@ -128,7 +133,7 @@ pub fn stop_at_once(
 #[must_use]
 pub fn head_start(link_bytes_per_s: f64, compared_bytes_per_s: f64) -> (bool, String) {
     let pays = link_bytes_per_s < PAYS * compared_bytes_per_s;
-    let (link, compared) = (rate(link_bytes_per_s), rate(compared_bytes_per_s));
+    let (link, compared) = (format_rate(link_bytes_per_s), format_rate(compared_bytes_per_s));
     let why = if pays {
         format!("memory crosses at {link}, and is compared at {compared}")
     } else {
@@ -163,8 +168,8 @@ pub fn hurry(mode: Mode, may_turn: bool, (left_ms, in_pause_ms): (f64, f64), s: 
     }
     let why = format!(
         "{} left, {round_ms:.1} ms at {}: another round would take more time than the goal leaves",
-        size(s.left_bytes),
-        rate(s.link_bytes_per_s)
+        format_bytes(s.left_bytes),
+        format_rate(s.link_bytes_per_s)
     );
     match mode {
         Mode::Hybrid => Some(Hurry::Stop(why)),
@@ -212,7 +217,7 @@ pub struct Link {
 impl Link {
     /// In words.
     pub(crate) fn told(self) -> String {
-        let rate = rate(self.bytes_per_s);
+        let rate = format_rate(self.bytes_per_s);
         match self.known {
             LinkKnown::Measured => format!("link moves {rate}"),
             LinkKnown::Before { ago } => {
@@ -259,7 +264,7 @@ pub fn choose(o: Outlook) -> (Mode, String) {
     }
     let link = o.link.bytes_per_s.max(1.0);
     let r = o.dirty_bytes_per_s / link;
-    let facts = format!("guest dirties {}, {}", rate(o.dirty_bytes_per_s), o.link.told());
+    let facts = format!("guest dirties {}, {}", format_rate(o.dirty_bytes_per_s), o.link.told());
     let full_ms = o.content_bytes as f64 / link * 1e3;
     // After three rounds what is left is content * r^3; the pause must hold it.
     let left_ms = full_ms * r.powi(3);
@@ -288,29 +293,6 @@ fn age(ago: Duration) -> String {
         seconds @ 60..3600 => format!("{} min", seconds / 60),
         seconds @ 3600..86_400 => format!("{} h", seconds / 3600),
         seconds => format!("{} d", seconds / 86_400),
-    }
-}
-
-/// Bytes for people.
-#[must_use]
-pub fn size(bytes: u64) -> String {
-    let b = bytes as f64;
-    if b >= 1e9 {
-        format!("{:.2} GB", b / 1e9)
-    } else if b >= 1e6 {
-        format!("{:.1} MB", b / 1e6)
-    } else {
-        format!("{:.1} kB", b / 1e3)
-    }
-}
-
-/// Bytes per second for people.
-#[must_use]
-pub fn rate(bytes_per_s: f64) -> String {
-    if bytes_per_s >= 1e9 {
-        format!("{:.2} GB/s", bytes_per_s / 1e9)
-    } else {
-        format!("{:.1} MB/s", bytes_per_s / 1e6)
     }
 }
 

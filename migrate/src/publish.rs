@@ -9,7 +9,9 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, watch};
 
 use crate::autogroup::NiceRequest;
+use crate::coming::Coming;
 use crate::over_time::OverTime;
+use crate::proto::message::Arrived;
 use vmove_types::progress::{GuestPlace, Outcome, Phase, Progress, Role};
 use vmove_types::report::{PhaseTime, ProgressPoint};
 use vmove_types::time::{Mono, ms};
@@ -34,6 +36,7 @@ struct Clockwork {
     rate_from: (Mono, u64),
     over_time: OverTime,
     nice_request: Option<NiceRequest>,
+    coming: Coming,
 }
 
 /// An operator's word that a session need not wait for its peer any longer. It counts only while the session waits.
@@ -93,6 +96,7 @@ impl Publisher {
             rate_from: (started, 0),
             over_time: OverTime::default(),
             nice_request: None,
+            coming: Coming::default(),
         };
         let clockwork = Mutex::new(clockwork);
         let (abandon, only_owes) = (Arc::default(), Arc::default());
@@ -161,37 +165,54 @@ impl Publisher {
         std::mem::take(&mut self.lock().phases)
     }
 
+    /// What this side, a destination, has last shown of the guest's memory.
+    #[must_use]
+    pub(crate) fn arrived(&self) -> Arrived {
+        let now = self.sender.borrow();
+        Arrived { blocks: now.arrived.clone(), faults: now.faults }
+    }
+
     /// How far it was over time.
     #[must_use]
     pub(crate) fn over_time(&self) -> Vec<ProgressPoint> {
         self.lock().over_time.take()
     }
 
-    /// Reports payload bytes that have landed since the session began; rates and the time left follow from it.
-    pub fn landed(&self, landed_bytes: u64, wire_bytes: u64, left_bytes: Option<u64>) {
-        let now = Mono::now();
-        let rate = {
+    /// What is to come is known better now.
+    pub(crate) fn coming(&self, change: impl FnOnce(&mut Coming)) {
+        let (done, left) = {
             let mut clockwork = self.lock();
+            change(&mut clockwork.coming);
+            (clockwork.coming.done(), clockwork.coming.left(None))
+        };
+        self.update(|p| (p.bytes_done, p.bytes_total) = (done, done + left));
+    }
+
+    /// Reports payload bytes that have landed since the session began; rates and the time left follow from it. `missing_bytes`: what the
+    /// destination lacks after the stop, zero pages perhaps among it.
+    pub(crate) fn landed(&self, landed_bytes: u64, wire_bytes: u64, missing_bytes: Option<u64>) {
+        let now = Mono::now();
+        let (rate, done, left) = {
+            let mut clockwork = self.lock();
+            clockwork.coming.landed(landed_bytes);
+            let (done, left) = (clockwork.coming.done(), clockwork.coming.left(missing_bytes));
             let (since, bytes) = clockwork.rate_from;
             let took = now.since(since);
-            (took >= RATE_INTERVAL).then(|| {
+            let rate = (took >= RATE_INTERVAL).then(|| {
                 clockwork.rate_from = (now, landed_bytes);
-                if let Some(left_bytes) = left_bytes {
-                    let at_ms = now.ms_since(self.started);
-                    clockwork.over_time.add(ProgressPoint { at_ms, sent_bytes: wire_bytes, left_bytes });
-                }
+                let at_ms = now.ms_since(self.started);
+                clockwork.over_time.add(ProgressPoint { at_ms, sent_bytes: wire_bytes, left_bytes: left });
                 landed_bytes.saturating_sub(bytes) as f64 / took.as_secs_f64()
-            })
+            });
+            (rate, done, left)
         };
         self.update(|p| {
             p.bytes_sent = wire_bytes;
             if let Some(rate) = rate {
                 p.rate_bytes_per_s = rate;
             }
-            if let Some(left) = left_bytes {
-                p.bytes_done = p.bytes_total.saturating_sub(left);
-                p.eta_ms = (p.rate_bytes_per_s > 0.0).then(|| left as f64 / p.rate_bytes_per_s * 1e3);
-            }
+            (p.bytes_done, p.bytes_total) = (done, done + left);
+            p.eta_ms = (p.rate_bytes_per_s > 0.0 && left > 0).then(|| left as f64 / p.rate_bytes_per_s * 1e3);
         });
     }
 
@@ -237,6 +258,8 @@ impl Publisher {
         self.update(|p| {
             if matches!(outcome, Outcome::Done { .. }) {
                 p.phases.clear();
+                // The last word of how much had landed may be older.
+                p.bytes_done = p.bytes_total;
             }
             p.outcome = outcome;
             p.eta_ms = None;
@@ -308,11 +331,11 @@ mod tests {
     #[test]
     fn the_time_left_follows_the_rate() {
         let (p, seen) = Publisher::new("id", "vm", Role::Source, "peer");
-        p.update(|p| p.bytes_total = 3_000_000);
+        p.coming(|coming| coming.begin(3_000_000));
         std::thread::sleep(RATE_INTERVAL);
-        p.landed(1_000_000, 1_000_100, Some(2_000_000));
+        p.landed(1_000_000, 1_000_100, None);
         let now = seen.borrow().clone();
-        assert_eq!(now.bytes_done, 1_000_000);
+        assert_eq!((now.bytes_done, now.bytes_total), (1_000_000, 3_000_000));
         let eta = now.eta_ms.unwrap();
         assert!((150.0..600.0).contains(&eta), "{eta}");
         let points = p.over_time();

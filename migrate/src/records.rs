@@ -10,12 +10,39 @@ use serde::{Deserialize, Serialize};
 pub use vmove_node::guest_devices::{Asked, Detached};
 use vmove_node::peer::{PeerTarget, SessionId, Token};
 use vmove_node::record::VmRecord;
-use vmove_types::progress::MissingDevice;
+use vmove_types::check::Blocker;
+use vmove_types::progress::{GuestPlace, MissingDevice, Outcome};
 use vmove_types::report::Report;
 use vmove_types::spec::{MigrationSpec, Mode, Visit};
 
 use crate::ownership::{DestinationState, SourceState};
 use crate::proto::message::{Complete, Home, Prepare};
+
+/// How a session ended whose guest stayed at the source.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CalledOff {
+    /// Why; empty if it was refused.
+    pub why: String,
+    /// Somebody asked for it.
+    pub cancelled: bool,
+    /// What was in the way, if it was refused.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blockers: Vec<Blocker>,
+    /// From the request to this end, in milliseconds.
+    pub elapsed_ms: f64,
+}
+
+impl CalledOff {
+    /// The same for people.
+    pub(crate) fn outcome(&self) -> Outcome {
+        if self.blockers.is_empty() {
+            let (error, cancelled) = (self.why.clone(), self.cancelled);
+            Outcome::Failed { error, guest: GuestPlace::Source, cancelled }
+        } else {
+            Outcome::Refused { blockers: self.blockers.clone() }
+        }
+    }
+}
 
 /// What the source must find again after a kill.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -68,6 +95,9 @@ pub struct SourceRecord {
     pub home: Option<Home>,
     /// What the report is to say of the time before.
     pub report: Report,
+    /// How it ended, if the guest stayed here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub called_off: Option<CalledOff>,
 }
 
 /// A file as it was when it was noted: another that has taken its name since is not touched.
@@ -186,6 +216,12 @@ pub struct DestinationRecord {
     /// Where the home of a guest that came for a visit is reached: `host:port`.
     #[serde(default)]
     pub home_address: Option<String>,
+    /// How it ended, if the guest stayed at the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub called_off: Option<CalledOff>,
+    /// What the source has told of a migration that is over, and this side's own part of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole_report: Option<Box<Report>>,
 }
 
 impl DestinationRecord {

@@ -233,9 +233,10 @@ pub struct Progress {
     pub phases: Vec<PhaseTime>,
     /// Milliseconds since the request.
     pub elapsed_ms: f64,
-    /// Bytes of guest memory that the destination must come to hold (zero pages excluded once known).
+    /// Guest memory that has crossed and is still to cross, as far as that is known. Unit: bytes. Zero pages are not counted; a page that the
+    /// guest writes to after it has crossed is counted again.
     pub bytes_total: u64,
-    /// Bytes of these that are there and still good.
+    /// What of it has crossed. Unit: bytes. It does not fall, and is not above `bytes_total`.
     pub bytes_done: u64,
     /// Bytes on the wire so far.
     pub bytes_sent: u64,
@@ -259,7 +260,7 @@ pub struct Progress {
     /// A file that it could not write, why, and since when: it tries again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unwritten: Option<String>,
-    /// Page faults so far, at the destination. `None`: none yet, or this is the source, which has them in the report.
+    /// Page faults so far, at the destination. `None`: none yet. The source hears of them ten times a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub faults: Option<FaultStats>,
     /// Devices that the guest lacks since then.
@@ -268,7 +269,7 @@ pub struct Progress {
     /// Disks that move with the guest, at the source.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<DiskProgress>,
-    /// What has arrived of the guest's memory, where this daemon is the destination and still at work.
+    /// What has arrived of the guest's memory, while it is at work. The source hears of it ten times a second.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub arrived: Vec<ArrivedBlock>,
     /// Of a visit that something ends by itself.

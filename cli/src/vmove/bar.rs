@@ -39,6 +39,9 @@ impl Lines {
     }
 }
 
+/// Columns of the spinner, the bar and what is between them and the words.
+const BEFORE_WORDS: usize = 29;
+
 /// Steps of the bar.
 const STEPS: u64 = 1000;
 
@@ -77,15 +80,19 @@ impl Bar {
     }
 
     pub fn update(&self, progress: &Progress) {
-        self.show(progress, line(progress));
+        self.show(progress, parts(progress));
     }
 
     /// One of several.
-    pub fn update_named(&self, name: &str, progress: &Progress, more: &str) {
-        self.show(progress, format!("{name}: {}{more}", line(progress)));
+    pub fn update_named(&self, name: &str, progress: &Progress, more: Option<String>) {
+        let mut parts = parts(progress);
+        parts[0] = format!("{name}: {}", parts[0]);
+        // Before what is left out first.
+        more.into_iter().for_each(|more| parts.insert(1, more));
+        self.show(progress, parts);
     }
 
-    fn show(&self, progress: &Progress, message: String) {
+    fn show(&self, progress: &Progress, parts: Vec<String>) {
         if let Some(promise) = progress.promise.as_ref().filter(|_| !self.promised.replace(true)) {
             self.note(&format!("vmove: {}: {promise}", progress.vm));
         }
@@ -93,7 +100,7 @@ impl Bar {
             self.note(&format!("vmove: {}: {warning}", progress.vm));
         }
         if self.lines.as_ref().is_some_and(|lines| lines.are_due(progress.phase, Instant::now())) {
-            crate::output::note(&format!("{}: {message}", progress.vm));
+            crate::output::note(&format!("{}: {}", progress.vm, parts.join(", ")));
         }
         if let Some(bar) = &self.bar {
             if progress.phase == Phase::Disks {
@@ -104,7 +111,7 @@ impl Bar {
             } else {
                 bar.set_position(self.furthest.with(progress.bytes_done, progress.bytes_total));
             }
-            bar.set_message(message);
+            bar.set_message(fitted(parts, room()));
             bar.tick();
         }
     }
@@ -135,14 +142,35 @@ impl Bar {
 
 fn styled(bar: ProgressBar) -> ProgressBar {
     // A template that does not parse would be a mistake of ours; the plain bar does then.
+    // As wide as `BEFORE_WORDS`, and the words.
     if let Ok(style) = ProgressStyle::with_template("{spinner} [{bar:24}] {wide_msg}") {
         bar.set_style(style.progress_chars("=> "));
     }
     bar
 }
 
-/// Everything worth a look, in one line. The time left comes early: a narrow terminal cuts the end off.
+/// Columns that the bar leaves for words.
+fn room() -> usize {
+    let columns = ratatui::crossterm::terminal::size().map_or(80, |(columns, _)| columns);
+    usize::from(columns).saturating_sub(BEFORE_WORDS)
+}
+
+/// As many of the parts as there is room for, the first ones.
+fn fitted(mut parts: Vec<String>, room: usize) -> String {
+    let wide = |parts: &[String]| parts.iter().map(|part| part.chars().count() + 2).sum::<usize>();
+    while parts.len() > 1 && wide(&parts) > room + 2 {
+        parts.pop();
+    }
+    parts.join(", ")
+}
+
+/// Everything worth a look, in one line.
 pub fn line(progress: &Progress) -> String {
+    parts(progress).join(", ")
+}
+
+/// The same in parts, at least one: what matters most comes first.
+fn parts(progress: &Progress) -> Vec<String> {
     // A visit does not end by itself: nothing is left of it, and no share of it is done.
     let visits = progress.mode.as_deref() == Some(VISIT);
     let first = if visits {
@@ -161,14 +189,14 @@ pub fn line(progress: &Progress) -> String {
         parts.push(unwritten.clone());
     }
     if visits {
-        return parts.join(", ");
+        return parts;
     }
     if progress.phase == Phase::Rounds && progress.round > 0 {
         parts.push(format!("round {}", progress.round));
     }
     if progress.phase == Phase::Disks {
         parts.extend(progress.disks.iter().map(disk));
-        return parts.join(", ");
+        return parts;
     }
     if progress.bytes_total > 0 {
         parts.push(format!(
@@ -183,7 +211,7 @@ pub fn line(progress: &Progress) -> String {
     if progress.dirty_pages_per_s > 0.0 {
         parts.push(format!("dirties {:.0} pages/s", progress.dirty_pages_per_s));
     }
-    parts.join(", ")
+    parts
 }
 
 fn disk(disk: &DiskProgress) -> String {
@@ -220,6 +248,15 @@ mod tests {
         assert!(due(Phase::Check, 0) && !due(Phase::Check, 1), "once");
         assert!(due(Phase::Rounds, 1) && !due(Phase::Rounds, 5));
         assert!(due(Phase::Rounds, 6) && !due(Phase::Rounds, 10) && due(Phase::Rounds, 11));
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_fewer_parts_and_cuts_none() {
+        let parts = || ["fetch", "14.84 s left", "0 B of 658.00 MiB", "70 MB/s"].map(str::to_owned).to_vec();
+        assert_eq!(fitted(parts(), 48), "fetch, 14.84 s left, 0 B of 658.00 MiB, 70 MB/s");
+        assert_eq!(fitted(parts(), 47), "fetch, 14.84 s left, 0 B of 658.00 MiB, 70 MB/s");
+        assert_eq!(fitted(parts(), 46), "fetch, 14.84 s left, 0 B of 658.00 MiB");
+        assert_eq!(fitted(parts(), 1), "fetch");
     }
 
     #[test]

@@ -111,13 +111,10 @@ impl Bars {
             self.of.push(Bar::within(all));
         }
         for (bar, member) in self.of.iter().zip(&group.members) {
-            let waits = match group.gate {
-                Some(gate) if !group.waiting_for.contains(&member.vm) => {
-                    format!(", {}: waits for {}", gate.as_str(), group.waiting_for.join(", "))
-                }
-                _ => String::new(),
-            };
-            bar.update_named(&member.vm, member, &waits);
+            let gate = group.gate.filter(|_| !group.waiting_for.contains(&member.vm));
+            let waits =
+                gate.map(|gate| format!("{}: waits for {}", gate.as_str(), group.waiting_for.join(", ")));
+            bar.update_named(&member.vm, member, waits);
         }
     }
 

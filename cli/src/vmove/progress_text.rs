@@ -102,6 +102,7 @@ fn time(rfc3339: &str) -> String {
 pub fn state(progress: &Progress) -> String {
     match &progress.outcome {
         Outcome::Running | Outcome::Reconnecting { .. } => line(progress),
+        Outcome::Done { report } if is_partial(report) => "done".to_owned(),
         Outcome::Done { report } => format!("done, down {}", format_ms(report.downtime_ms)),
         Outcome::Refused { blockers } => format!("refused, {} in the way", blockers.len()),
         Outcome::Failed { cancelled: true, guest, .. } => format!("cancelled, {}", place(*guest)),
@@ -140,10 +141,10 @@ pub fn describe(progress: &Progress) -> String {
             let what = if *cancelled { "was cancelled" } else { "failed" };
             let next = match guest {
                 GuestPlace::PausedAtSource => {
-                    format!("\n  next: vmove recover {id}, on the node that has the guest")
+                    format!("\n  next: vmove recover {id}, on the source")
                 }
                 GuestPlace::PausedAtDestination => format!(
-                    "\n  next: vmove recover {id}, on the node that has the guest\n  \
+                    "\n  next: vmove recover {id}, on the source; if the destination has given up, too, there first\n  \
                      if its QEMU has ended there: vmove reclaim {id} --guest-is-lost, on the source, runs the copy that was stopped there"
                 ),
                 GuestPlace::Source | GuestPlace::Destination | GuestPlace::Unknown => String::new(),
@@ -200,16 +201,34 @@ pub fn summary(r: &Report) -> String {
     fields(&facts(r))
 }
 
+/// The destination has not heard from the source how it went.
+fn is_partial(r: &Report) -> bool {
+    r.pages_total == 0
+}
+
+fn facts_of_destination(r: &Report) -> Vec<(&'static str, String)> {
+    let mut rows = vec![("moved", format!("{:?} from {} to this node", r.vm, r.source))];
+    rows.extend(Some(&r.mode).filter(|mode| !mode.is_empty()).map(|mode| ("mode", mode.clone())));
+    if r.faults.count > 0 {
+        rows.push(("faults", faults(&r.faults)));
+    }
+    rows.push(("the rest", format!("is told at {}: vmove report {}", r.source, r.id)));
+    rows
+}
+
 /// The same as names and values.
 pub fn facts(r: &Report) -> Vec<(&'static str, String)> {
+    if is_partial(r) {
+        return facts_of_destination(r);
+    }
     let memory = r.pages_total.saturating_mul(r.page_size);
     let share = if memory > 0 { 100.0 * to_f64(r.bytes_sent) / to_f64(memory) } else { 0.0 };
     let zero = format_bytes(r.pages_zero.saturating_mul(r.page_size));
     let mut rows = vec![
         ("moved", format!("{:?} from {} to {} in {}", r.vm, r.source, r.destination, format_ms(r.total_ms))),
         ("downtime", if r.paused { "left paused, as asked".to_owned() } else { downtime(r) }),
-        ("mode", format!("{} ({})", r.mode, r.mode_reason)),
-        ("fabric", format!("{} ({}), memory {}", r.fabric, r.fabric_reason, r.memory)),
+        ("mode", with_reason(&r.mode, &r.mode_reason)),
+        ("fabric", format!("{}, memory {}", with_reason(&r.fabric, &r.fabric_reason), r.memory)),
         (
             "sent",
             format!(

@@ -15,6 +15,7 @@ use crate::vmm::Attached;
 use vmove_node::record::VmRecord;
 use vmove_types::problem::chain;
 use vmove_types::progress::Outcome;
+use vmove_types::report::Report;
 use vmove_types::time::Mono;
 
 /// A guest that needs nobody any more.
@@ -37,9 +38,10 @@ impl Complete {
             Err(error) => Err(error.into()),
         };
         match end {
-            Ok(()) => {
-                session.write_owing(|r| r.released = true);
-                finish(session);
+            Ok(told) => {
+                let report = Box::new(report(session, told));
+                session.write_owing(|r| (r.released, r.whole_report) = (true, Some(report.clone())));
+                end_session(session, report);
                 session.write_owed().await;
             }
             Err(End::Lost(_)) => finish(session),
@@ -50,11 +52,16 @@ impl Complete {
         }
     }
 
-    async fn until_released(&self, session: &mut Session, control: &mut Control) -> Result<(), End> {
+    /// What the source has told in the end, if it can be read.
+    async fn until_released(
+        &self,
+        session: &mut Session,
+        control: &mut Control,
+    ) -> Result<Option<Report>, End> {
         loop {
             let event = session.next(control).await?;
-            if self.event(event, session, control).await?.is_break() {
-                return Ok(());
+            if let ControlFlow::Break(told) = self.event(event, session, control).await? {
+                return Ok(serde_json::from_str(&told).ok());
             }
         }
     }
@@ -64,7 +71,7 @@ impl Complete {
         event: Event,
         session: &mut Session,
         control: &mut Control,
-    ) -> Result<ControlFlow<()>, End> {
+    ) -> Result<ControlFlow<String>, End> {
         match event {
             Event::Message(message) => {
                 let flow = self.message(message, session, control).await?;
@@ -92,9 +99,9 @@ impl Complete {
         message: ToDestination,
         session: &mut Session,
         control: &mut Control,
-    ) -> Result<ControlFlow<()>, End> {
+    ) -> Result<ControlFlow<String>, End> {
         match message {
-            ToDestination::Released => return Ok(ControlFlow::Break(())),
+            ToDestination::Released(told) => return Ok(ControlFlow::Break(told)),
             ToDestination::Ping(token) => control.send(&ToSource::Pong { token, now: Mono::now() }).await?,
             // Said again, or on their way when the last page had been fetched.
             ToDestination::Commit
@@ -183,8 +190,12 @@ fn remember_way_home(session: &Session) {
     }
 }
 
-/// The source has freed its side, or was lost after it had heard that it may.
+/// The source was lost after it had heard that it may free its side, or is needed no more.
 pub(super) fn finish(session: &Session) {
+    end_session(session, Box::new(report(session, None)));
+}
+
+fn end_session(session: &Session, report: Box<Report>) {
     session.files.remove_tables(session.node.disk());
     // An operator may have ended the VM meanwhile. The store's record has what came after the journal's: ports of devices.
     let here = |vm: &VmRecord| {
@@ -197,13 +208,22 @@ pub(super) fn finish(session: &Session) {
             tracing::warn!(error = chain(&error), "could not update the VM's record");
         }
     }
-    let mut report = session.journal.record().report();
-    report.destination.clone_from(&session.node.config.node);
-    report.faults = session.files.memory.latencies.stats();
-    report.slowest_faults = session.files.memory.slowest_faults();
-    report.visit = session.journal.record().complete.as_ref().and_then(|figures| figures.visit);
     remember_way_home(session);
+    session.publisher.finish(Outcome::Done { report });
+}
+
+/// What both sides know, or this one alone. Where the time went is told of this side.
+fn report(session: &Session, told: Option<Report>) -> Report {
+    let record = session.journal.record();
+    let mut report = told.unwrap_or_else(|| Report {
+        destination: session.node.config.node.clone(),
+        faults: session.files.memory.latencies.stats(),
+        slowest_faults: session.files.memory.slowest_faults(),
+        visit: record.complete.as_ref().and_then(|figures| figures.visit),
+        ..record.report()
+    });
+    report.began_at.clone_from(&record.began_at);
     report.total_ms = session.publisher.elapsed_ms();
     report.phases = session.publisher.phases();
-    session.publisher.finish(Outcome::Done { report: Box::new(report) });
+    report
 }

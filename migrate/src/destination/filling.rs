@@ -239,6 +239,7 @@ impl Filling {
         let number = begun.number;
         session.publisher.enter(Phase::Rounds);
         session.publisher.update(|p| p.round = number);
+        session.publisher.coming(|coming| coming.part(begun.bytes));
         session.files.memory.comparing.begin_round(begun.compare);
         let landed_before = session.pages.counted(&session.files.memory).landed_bytes;
         self.round = Some(Round { number, began: Instant::now(), landed_before });
@@ -333,7 +334,7 @@ impl Filling {
             Qemu::Starting(starting) => starting.end().await,
             Qemu::Ready(ready) => Some(ready.qemu.process),
         };
-        session.remove(process, end.why()).await;
+        session.remove(process, end.stays()).await;
     }
 }
 

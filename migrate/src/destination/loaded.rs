@@ -90,11 +90,11 @@ impl Loaded {
                 Ok(Decision::Gone(error)) => {
                     let end = End::Failed(error);
                     open.tell_failure(&end).await;
-                    session.remove(Some(self.process), end.why()).await;
+                    session.remove(Some(self.process), end.stays()).await;
                     return None;
                 }
-                Err(End::Aborted(why)) => {
-                    session.remove(Some(self.process), why).await;
+                Err(End::Aborted(stays)) => {
+                    session.remove(Some(self.process), stays).await;
                     return None;
                 }
                 Err(end) => end,
@@ -111,7 +111,7 @@ impl Loaded {
             return session.give_up_owned(format!("{why}; {}", chain(&error)));
         }
         match session.advance_owing(DestinationEvent::QemuEnded) {
-            Ok(()) => session.remove(None, why).await,
+            Ok(()) => session.remove(None, why.into()).await,
             Err(error) => session.give_up_owned(format!("{why}; {}", chain(&error))),
         }
     }
@@ -125,7 +125,7 @@ impl Loaded {
         let _ = control.send(&ToSource::Resume(DestinationStand::Gone)).await;
         let end = End::Failed(error);
         control.tell_failure(&end).await;
-        session.remove(None, end.why()).await;
+        session.remove(None, end.stays()).await;
     }
 
     async fn until_decided(&mut self, session: &mut Session, control: &mut Control) -> Result<Decision, End> {
@@ -190,7 +190,7 @@ impl Loaded {
                     if session.advance(DestinationEvent::PeerAborted).is_ok() {
                         let _ = control.send(&ToSource::Resume(DestinationStand::Gone)).await;
                     }
-                    return Err(End::Aborted("the source keeps the guest".to_owned()));
+                    return Err(End::Aborted("the source keeps the guest".to_owned().into()));
                 }
                 control.send(&ToSource::Resume(DestinationStand::Loaded)).await?;
                 self.hashes = SourceHashes::default();

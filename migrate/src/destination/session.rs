@@ -20,9 +20,9 @@ use crate::history::answer_for_ended;
 use crate::node::Node;
 use crate::owed;
 use crate::ownership::{DestinationEvent, DestinationState};
-use crate::proto::message::{ToDestination, ToSource};
+use crate::proto::message::{Stays, ToDestination, ToSource};
 use crate::publish::Publisher;
-use crate::records::DestinationRecord;
+use crate::records::{CalledOff, DestinationRecord};
 use crate::throttle::Throttle;
 use crate::vmm::QemuHandle;
 use vmove_node::journal::Journal;
@@ -52,7 +52,7 @@ pub(super) enum End {
     /// The connection or the peer failed. From [`super::loaded::Loaded`] on another connection may follow.
     Lost(Lost),
     /// The source keeps the guest.
-    Aborted(String),
+    Aborted(Stays),
     /// Something here failed for good.
     Failed(DestinationError),
 }
@@ -81,11 +81,19 @@ impl<E: Into<DestinationError>> From<E> for End {
 }
 
 impl End {
+    /// The guest stays at the source for this.
+    pub(super) fn stays(self) -> Stays {
+        match self {
+            Self::Aborted(stays) => stays,
+            other => other.why().into(),
+        }
+    }
+
     /// For the operator and the source.
     pub(super) fn why(&self) -> String {
         match self {
             Self::Lost(lost) => chain(lost),
-            Self::Aborted(why) => why.clone(),
+            Self::Aborted(stays) => stays.why.clone(),
             Self::Failed(error) => chain(error),
         }
     }
@@ -387,7 +395,8 @@ impl Session {
     }
 
     pub(super) async fn tell_progress(&self, control: &mut Control) -> Result<(), CodecError> {
-        control.send(&ToSource::Progress(self.pages.counted(&self.files.memory))).await
+        control.send(&ToSource::Progress(self.pages.counted(&self.files.memory))).await?;
+        control.send(&ToSource::Arrived(Box::new(self.publisher.arrived()))).await
     }
 
     pub(super) fn page_bytes(&self) -> u64 {
@@ -402,7 +411,8 @@ impl Session {
     }
 
     /// Removes everything: the guest never was ours. Tells the operator why.
-    pub(super) async fn remove(&mut self, process: Option<Arc<dyn QemuHandle>>, why: String) {
+    pub(super) async fn remove(&mut self, process: Option<Arc<dyn QemuHandle>>, stays: Stays) {
+        let Stays { why, cancelled } = stays;
         // Safe without its line: a daemon started anew that finds Filling removes the same, and so it does with Loaded and no QEMU.
         if let Err(error) = self.advance_owing(DestinationEvent::PeerAborted) {
             tracing::warn!(error = chain(&error), "session ends out of order");
@@ -424,9 +434,14 @@ impl Session {
         if let Some(vm) = &self.journal.record().vm {
             left |= !arrival::give_back(&*self.node.config.devices, vm, None).await;
         }
-        self.write_owing(|r| r.note_removal(left));
+        let elapsed_ms = self.publisher.elapsed_ms();
+        let called_off = CalledOff { why: why.clone(), cancelled, blockers: Vec::new(), elapsed_ms };
+        self.write_owing(|r| {
+            r.note_removal(left);
+            r.called_off = Some(called_off);
+        });
         self.write_owed().await;
-        self.publisher.fail(why, GuestPlace::Source, false);
+        self.publisher.fail(why, GuestPlace::Source, cancelled);
     }
 
     /// The guest is ours, and this side can do nothing more for it.

@@ -99,6 +99,7 @@ pub(crate) async fn serve_new(
             return;
         }
     };
+    publisher.coming(|coming| coming.begin(prepare.held_bytes()));
     let home = caller.address.zip(prepare.home_port);
     let home = home.map(|(address, port)| SocketAddr::new(address, port).to_string());
     let opening = open(node, (hello.session, home), prepare, (room, publisher), arrivals);
@@ -106,7 +107,7 @@ pub(crate) async fn serve_new(
     match while_alive(&mut channel, opening).await {
         Ok((mut session, accepted)) => {
             if let Err(error) = channel.send(&ToSource::Accepted(Box::new(accepted))).await {
-                return session.remove(None, chain(&error)).await;
+                return session.remove(None, chain(&error).into()).await;
             }
             phases::run(&mut session, Control::new(channel)).await;
         }
@@ -365,6 +366,8 @@ async fn room(
         },
     };
     let record = DestinationRecord {
+        called_off: None,
+        whole_report: None,
         id,
         began_at,
         prepare,

@@ -59,7 +59,7 @@ impl Switchover {
             fill.queue.wake();
         }
         let left = memory.left() * session.page_bytes();
-        session.publisher.update(|p| p.bytes_total = p.bytes_total.max(left));
+        session.publisher.coming(|coming| coming.part(left));
         Self { qemu, mode, hashes: SourceHashes::default() }
     }
 
@@ -86,7 +86,7 @@ impl Switchover {
             session.reconnecting(&end);
             return self.without_source(session).await;
         }
-        session.remove(Some(self.qemu.process), end.why()).await;
+        session.remove(Some(self.qemu.process), end.stays()).await;
         None
     }
 
@@ -96,7 +96,7 @@ impl Switchover {
             Ok(loaded) => Some((loaded, None)),
             Err(failed) => {
                 let (switchover, end) = *failed;
-                session.remove(Some(switchover.qemu.process), end.why()).await;
+                session.remove(Some(switchover.qemu.process), end.stays()).await;
                 None
             }
         }

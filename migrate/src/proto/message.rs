@@ -11,6 +11,7 @@ use crate::taps::Tap;
 use vmove_node::peer::{SessionId, Token};
 use vmove_types::check::Blocker;
 use vmove_types::device::DeviceChoice;
+use vmove_types::progress::ArrivedBlock;
 use vmove_types::report::{CpuUse, FaultStats, Report, SlowFault, VisitEnd};
 use vmove_types::spec::MigrationSpec;
 use vmove_types::time::Mono;
@@ -322,13 +323,13 @@ pub enum ToDestination {
     /// Every guest of the group has its devices: the script may be run. Answer to [`ToSource::Attached`].
     AllAttached,
     /// The guest stays at the source: drop everything.
-    Abort(String),
+    Abort(Stays),
     /// For `--verify`.
     Hashes(Hashes),
     /// All hashes have been sent.
     HashesEnd,
-    /// The source has ended its QEMU and freed its memory.
-    Released,
+    /// The source has ended its QEMU and freed its memory. Its report, as JSON.
+    Released(String),
     /// First message of a control connection that takes a session up again.
     Resume(SourceStand),
     /// Now and then, of a migration with a share of the processors to keep.
@@ -355,10 +356,25 @@ impl ToDestination {
             Self::Abort(_) => "Abort",
             Self::Hashes(_) => "Hashes",
             Self::HashesEnd => "HashesEnd",
-            Self::Released => "Released",
+            Self::Released(_) => "Released",
             Self::Resume(_) => "Resume",
             Self::HostCpu(_) => "HostCpu",
         }
+    }
+}
+
+/// Why the guest stays at the source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stays {
+    /// For people.
+    pub why: String,
+    /// Somebody asked for it.
+    pub cancelled: bool,
+}
+
+impl From<String> for Stays {
+    fn from(why: String) -> Self {
+        Self { why, cancelled: false }
     }
 }
 
@@ -382,6 +398,15 @@ pub struct Counted {
     pub pages_left: u64,
 }
 
+/// What of the guest's memory is at the destination, to be shown.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Arrived {
+    /// A map of it.
+    pub blocks: Vec<ArrivedBlock>,
+    /// Page faults so far; `None`: none yet.
+    pub faults: Option<FaultStats>,
+}
+
 /// The beginning of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoundBegun {
@@ -389,6 +414,8 @@ pub struct RoundBegun {
     pub number: u32,
     /// The destination has an earlier state of most of its pages: only what is different need cross.
     pub compare: bool,
+    /// What it names and what is known to come after it, in bytes, zero pages among them: for who looks at the destination.
+    pub bytes: u64,
 }
 
 /// The end of a round.
@@ -518,6 +545,8 @@ pub enum ToSource {
     Attached,
     /// Now and then.
     Progress(Counted),
+    /// After [`Self::Progress`], for people who look at the source.
+    Arrived(Box<Arrived>),
     /// Every page is there.
     Complete(Box<Complete>),
     /// The destination gives up before the hand-over.
@@ -549,6 +578,7 @@ impl ToSource {
             Self::Running(_) => "Running",
             Self::Attached => "Attached",
             Self::Progress(_) => "Progress",
+            Self::Arrived(_) => "Arrived",
             Self::Complete(_) => "Complete",
             Self::Failed(_) => "Failed",
             Self::Resume(_) => "Resume",

@@ -31,6 +31,7 @@ pub(crate) fn vm() -> VmRecord {
 
 pub(crate) fn at_source(dir: &Path, state: SourceState, freed: bool, untold: bool) {
     let record = SourceRecord {
+        called_off: None,
         id: SessionId::random(),
         vm: vm(),
         to: PeerTarget { name: "b".to_owned(), address: "192.0.2.2:7420".to_owned() },
@@ -85,6 +86,8 @@ pub(crate) fn prepare() -> Prepare {
 
 pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool) {
     let record = DestinationRecord {
+        called_off: None,
+        whole_report: None,
         id: SessionId::random(),
         began_at: None,
         prepare: prepare(),

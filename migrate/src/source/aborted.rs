@@ -17,9 +17,9 @@ use crate::kept_memory::let_memory_go;
 use crate::node::Node;
 use crate::owed;
 use crate::ownership::SourceEvent;
-use crate::proto::message::{SourceStand, ToDestination, ToSource};
+use crate::proto::message::{SourceStand, Stays, ToDestination, ToSource};
 use crate::publish::Publisher;
-use crate::records::SourceRecord;
+use crate::records::{CalledOff, SourceRecord};
 use crate::vmm::Leaving;
 use vmove_node::journal::Journal;
 use vmove_node::peer::{Channel, HelloError, LinkError, LinkKind};
@@ -85,9 +85,15 @@ pub(super) async fn abort(mut session: Session, stop: Stop, mut phase: impl Undo
         None => stop,
     };
     let why = stop.why();
+    let cancelled = matches!(stop, Stop::Cancelled);
     if let Some(control) = phase.control() {
-        let _ = timeout(ABORT_TIMEOUT, control.send(&ToDestination::Abort(why.clone()))).await;
+        let stays = Stays { why: why.clone(), cancelled };
+        let _ = timeout(ABORT_TIMEOUT, control.send(&ToDestination::Abort(stays))).await;
     }
+    let blockers = if let Stop::Refused(blockers) = &stop { blockers.clone() } else { Vec::new() };
+    let elapsed_ms = session.publisher.elapsed_ms();
+    let called_off = CalledOff { why: why.clone(), cancelled, blockers, elapsed_ms };
+    session.write_owing(|r| r.called_off = Some(called_off));
     let_memory_go(session.node.disk(), session.vm());
     // Ends the conversation; a destination that had not loaded the state drops everything then.
     drop(phase);

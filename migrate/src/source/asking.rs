@@ -258,7 +258,7 @@ fn note(session: &mut Session, accepted: &Accepted, memory: &SourceMemory) -> Re
     report.pages_total = memory.total_pages();
     report.page_size = memory.page_bytes();
     show_fabric(session);
-    session.publisher.update(|p| p.bytes_total = memory.content_bytes());
+    session.publisher.coming(|coming| coming.begin(memory.content_bytes()));
     session.write(|r| {
         r.fabric = Some(accepted.fabric);
         r.fabric_address.clone_from(&accepted.fabric_address);

@@ -410,6 +410,7 @@ async fn open_again(session: &Session) -> Result<(PageService, FinalPages), Sour
     let (vm, vmm) = (session.vm().clone(), Arc::clone(&session.node.config.vmm));
     let memory = spawn_blocking(move || SourceMemory::open(&*vmm, &vm)).await?;
     let memory = memory.map_err(SourceError::memory("open the guest's memory"))?;
+    session.publisher.coming(|coming| coming.begin(memory.content_bytes()));
     let last = match session.spec().visit {
         Visit::Go => FinalPages::holes(&memory).map_err(SourceError::memory("look at the guest's memory"))?,
         Visit::No | Visit::Back => FinalPages::all(&memory),

@@ -1,5 +1,6 @@
 //! What is heard over the control connection, and what is done meanwhile, in every phase.
 
+use super::classify::Classified;
 use super::control::Control;
 use super::error::SourceError;
 use super::final_pages::FinalPages;
@@ -33,6 +34,12 @@ pub(super) enum Heard {
 pub(super) enum Until<T> {
     Heard(Heard),
     Over(T),
+}
+
+/// The final set, when all of it has been named.
+struct Named {
+    pages: Classified,
+    page_bytes: u64,
 }
 
 /// What was told, or is to be done meanwhile.
@@ -90,8 +97,10 @@ impl Session {
                     }
                 }
                 Next::Tell(message) => {
-                    if let Some(zero) = serving.zero_pages() {
-                        self.report.pages_zero = zero;
+                    if let Some(named) = serving.named() {
+                        self.report.pages_zero = named.pages.zero;
+                        let content = (named.pages.pages - named.pages.zero) * named.page_bytes;
+                        self.publisher.coming(|coming| coming.at_most(content));
                     }
                     control.send(&message).await?;
                 }
@@ -115,6 +124,9 @@ impl Session {
                 if let Some(pages) = serving.pages() {
                     pages.tell_host_cpu(control).await?;
                 }
+            }
+            ToSource::Arrived(arrived) => {
+                self.publisher.update(|p| (p.arrived, p.faults) = (arrived.blocks, arrived.faults));
             }
             ToSource::Pong { token, now } => {
                 if self.clock.answered(token, now) {
@@ -158,12 +170,11 @@ impl Session {
 
     fn progress(&mut self, counted: Counted, serving: &mut Serving<'_>) {
         self.counted = counted;
-        let left = match serving {
-            Serving::Rounds(pages) => pages.left_of_round(counted),
-            Serving::Final(pages, _) => counted.pages_left * pages.memory.page_bytes(),
-            Serving::Nothing => counted.pages_left * 4096,
+        let missing = match serving {
+            Serving::Final(pages, _) => Some(counted.pages_left * pages.memory.page_bytes()),
+            Serving::Rounds(_) | Serving::Nothing => None,
         };
-        self.publisher.landed(counted.landed_bytes, counted.wire_bytes, Some(left));
+        self.publisher.landed(counted.landed_bytes, counted.wire_bytes, missing);
     }
 
     /// Keeps the session alive, and measures how far the destination's clock is from ours.
@@ -203,10 +214,13 @@ impl Serving<'_> {
         }
     }
 
-    /// Pages of the final set that are zero, once all of it has been named.
-    fn zero_pages(&mut self) -> Option<u64> {
+    /// What the final set was found to be, once all of it has been named.
+    fn named(&mut self) -> Option<Named> {
         match self {
-            Self::Final(_, last) => last.take_zero_pages(),
+            Self::Final(service, last) => {
+                let page_bytes = service.memory.page_bytes();
+                last.take_named().map(|pages| Named { pages, page_bytes })
+            }
             Self::Nothing | Self::Rounds(_) => None,
         }
     }

@@ -25,8 +25,8 @@ pub(super) struct FinalPages {
     sets: Arc<Vec<PageSet>>,
     naming: Option<Naming>,
     hashes: Option<mpsc::Receiver<Hashes>>,
-    /// Pages found zero, when all have been named.
-    zero_pages: Option<u64>,
+    /// What they were found to be, when all have been named.
+    named: Option<Classified>,
 }
 
 /// Pages being named.
@@ -38,7 +38,7 @@ struct Naming {
 
 impl FinalPages {
     pub(super) fn new(sets: Vec<PageSet>) -> Self {
-        Self { sets: Arc::new(sets), naming: None, hashes: None, zero_pages: None }
+        Self { sets: Arc::new(sets), naming: None, hashes: None, named: None }
     }
 
     /// Every page: of a guest of which nobody knows any more what has crossed. The destination takes what it lacks.
@@ -95,7 +95,7 @@ impl FinalPages {
         let Some(naming) = &mut self.naming else { return };
         let error = match (&mut naming.task).await {
             Ok(Ok(found)) => {
-                self.zero_pages = Some(found.zero);
+                self.named = Some(found);
                 None
             }
             Ok(Err(error)) => Some(chain(&error)),
@@ -107,9 +107,9 @@ impl FinalPages {
         self.naming = None;
     }
 
-    /// Pages found zero, once after all have been named.
-    pub(super) const fn take_zero_pages(&mut self) -> Option<u64> {
-        self.zero_pages.take()
+    /// What the pages were found to be, once after all have been named.
+    pub(super) const fn take_named(&mut self) -> Option<Classified> {
+        self.named.take()
     }
 }
 

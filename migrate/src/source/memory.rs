@@ -248,6 +248,11 @@ impl SourceMemory {
         self.lock().pending.clone()
     }
 
+    /// How many pages are pending.
+    pub(super) fn pending_pages(&self) -> u64 {
+        self.lock().pending.iter().map(PageSet::count).sum()
+    }
+
     /// Takes what is pending: it is about to be sent.
     pub(super) fn take_pending(&self) -> Vec<PageSet> {
         self.lock().pending.iter_mut().map(PageSet::take).collect()

@@ -16,7 +16,7 @@ use super::registering::Registering;
 use super::session::Session;
 use crate::host_cpu::HostCpu;
 use crate::ownership::SourceState;
-use crate::proto::message::{Accepted, Counted, SourceCpu, ToDestination};
+use crate::proto::message::{Accepted, SourceCpu, ToDestination};
 use crate::records::SourceRecord;
 use crate::throttle::BULK_NICE;
 use vmove_node::blocking::spawn_blocking;
@@ -63,7 +63,6 @@ pub(super) struct PageService {
     renewals: u32,
     /// Bytes that had landed when that was last so.
     landed_at_renewal: Option<u64>,
-    round: RoundProgress,
     /// What the destination was last told of the processors, and when.
     told_cpu: Option<(u64, Instant)>,
 }
@@ -100,13 +99,6 @@ struct Exposed {
     exposure: Arc<Mutex<Exposure>>,
     /// The rest is being registered.
     registering: Option<Registering>,
-}
-
-/// Bytes named in the current round (zero pages included), and bytes landed before it.
-#[derive(Debug, Clone, Copy, Default)]
-struct RoundProgress {
-    planned: u64,
-    landed_before: u64,
 }
 
 impl From<&Accepted> for Terms {
@@ -154,7 +146,6 @@ impl PageService {
             exposed: None,
             renewals: 0,
             landed_at_renewal: None,
-            round: RoundProgress::default(),
             told_cpu: None,
         }
     }
@@ -405,17 +396,6 @@ impl PageService {
             Ok(Some(regions)) => Ok(control.send(&ToDestination::Regions(regions)).await?),
             Err(error) => self.not_registered(error, session, control).await,
         }
-    }
-
-    /// A round that names so many bytes begins.
-    pub(super) fn begin_round(&mut self, planned: u64, counted: Counted) {
-        self.round = RoundProgress { planned, landed_before: counted.landed_bytes };
-    }
-
-    /// Bytes of the round that have not landed.
-    pub(super) fn left_of_round(&self, counted: Counted) -> u64 {
-        let landed = counted.landed_bytes.saturating_sub(self.round.landed_before);
-        self.round.planned.saturating_sub(landed)
     }
 
     /// Opens all page connections, each in a task of its own.

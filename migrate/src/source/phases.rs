@@ -133,6 +133,7 @@ pub(crate) async fn begin(begun: Begun) {
     report.choice = choice;
     let kept = vm.clone();
     let record = SourceRecord {
+        called_off: None,
         id,
         vm,
         to,

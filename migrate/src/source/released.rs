@@ -41,14 +41,15 @@ pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, co
     }
     // Before the word: a destination that has it forgets the session.
     session.write_owed().await;
-    if let Some(mut control) = control {
-        let _ = timeout(RELEASED_TIMEOUT, control.send(&ToDestination::Released)).await;
-    }
     session.report.total_ms = session.publisher.elapsed_ms();
     session.report.phases = session.publisher.phases();
-    session.report.over_time = session.publisher.over_time();
     session.report.host_cpu.source = session.cpu.used();
     session.report.verdict = session.verdict();
+    if let Some(mut control) = control {
+        let told = serde_json::to_string(&session.report).unwrap_or_default();
+        let _ = timeout(RELEASED_TIMEOUT, control.send(&ToDestination::Released(told))).await;
+    }
+    session.report.over_time = session.publisher.over_time();
     let report = session.report.clone();
     session.write_owing(|r| r.report = report);
     session.write_owed().await;

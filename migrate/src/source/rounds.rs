@@ -143,18 +143,17 @@ impl Warm {
     ) -> Result<(RoundDone, u64), Stop> {
         let begun = Instant::now();
         let number = u32::try_from(session.report.rounds.len() + 1).unwrap_or(u32::MAX);
-        let planned: u64 = sets.iter().map(PageSet::count).sum();
+        // Of a part that is sent for a sample, too: all that is known to come.
+        let pending = self.pages.memory.pending_pages();
+        let planned = pending + sets.iter().map(PageSet::count).sum::<u64>();
         let page = self.pages.memory.page_bytes();
-        self.pages.begin_round(planned * page, session.counted);
-        session.publisher.update(|p| {
-            p.round = number;
-            p.bytes_total = planned * page;
-        });
+        session.publisher.update(|p| p.round = number);
         self.pages.refresh_regions(session, &mut self.control).await?;
         let sets = Arc::new(sets);
         let compare = self.compare_next;
         let (named, done) = loop {
-            let round = RoundBegun { number, compare };
+            session.publisher.coming(|coming| coming.part(planned * page));
+            let round = RoundBegun { number, compare, bytes: planned * page };
             if let Some(done) = self.try_round(round, Arc::clone(&sets), session).await? {
                 break done;
             }
@@ -203,6 +202,9 @@ impl Warm {
             }
         }
         let named = task.await.map_err(SourceError::from)?.map_err(SourceError::from)?;
+        let pending = self.pages.memory.pending_pages();
+        let content = (named.pages - named.zero + pending) * self.pages.memory.page_bytes();
+        session.publisher.coming(|coming| coming.at_most(content));
         self.control.send(&ToDestination::RoundEnd(number)).await?;
         loop {
             match self.next(session).await? {

@@ -67,6 +67,8 @@ impl Stopping {
         pause.step("register");
         let sets = self.pages.memory.take_pending();
         session.pages_at_stop = sets.iter().map(crate::pending::PageSet::count).sum();
+        let left = session.pages_at_stop * self.pages.memory.page_bytes();
+        session.publisher.coming(|coming| coming.part(left));
         let untold = sets.iter().zip(&told).map(|(all, told)| all.without(told)).collect();
         let last = match session.spec().visit {
             Visit::Go => FinalPages::holes(&self.pages.memory)

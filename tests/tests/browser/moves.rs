@@ -56,6 +56,7 @@ fn a_migration_is_shown_as_it_happens_and_in_the_end() {
         .wait(&source, "document.querySelector('[aria-live]').textContent.includes('guest: ')")
         .expect("it is told");
     browser.wait_for_text(&source, "main dl", "Guest writes").expect("the guest's pace");
+    browser.wait(&source, &format!("{MAP}.some((full) => full > 0)")).expect("a map at the source, too");
     pictures(&mut browser, &source, "source", 910).expect("pictures");
 
     let end = scene.end(&id).expect("its end");
@@ -80,8 +81,8 @@ fn a_migration_is_shown_as_it_happens_and_in_the_end() {
     pictures(&mut browser, &source, "report", 1000).expect("pictures");
     browser.wait_for_text(&destination, ".state", "done").expect("the end");
     browser
-        .wait_for_text(&destination, ".report", "Downtime, rounds and bytes are told at a")
-        .expect("its part");
+        .wait_for_text(&destination, ".report", "Rounds ended since")
+        .expect("it knows all of it");
     browser.wait_for_text(&destination, ".map", "100 % is here").expect("the whole map");
 
     // The guest is at the other node, and the past is told on both.

@@ -4,11 +4,14 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 
+use serde_json::Value;
 use vmove_skip::need;
 use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::fleet::until;
 use vmove_tests::guest::Accel;
 use vmove_tests::payload::{self, KvmPages};
 use vmove_tests::sandbox::Sandbox;
+use vmove_tests::scene::{NAME, Scene, memory_mib, ready, steady};
 
 /// A connection on which the events of a migration come.
 fn follow(node: &Node, id: &str, last_id: &str) -> UnixStream {
@@ -66,4 +69,49 @@ fn events_go_on_behind_the_last_one_and_end_with_the_migration() {
     }
     let unknown = to_its_end(follow(&a, "ffffffff", last));
     assert!(unknown.starts_with("HTTP/1.1 404") && unknown.contains("unknown-migration"), "{unknown}");
+}
+
+/// Snapshots of a migration, from its first to its last.
+fn snapshots(node: &Node, id: &str) -> Vec<Value> {
+    let text = to_its_end(follow(node, id, ""));
+    let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    data.map(|json| serde_json::from_str(json).expect("a snapshot")).collect()
+}
+
+/// The count of bytes is one count: it begins at nothing, does not fall, and ends at all of it, whatever the mode.
+#[test]
+fn what_has_crossed_does_not_fall_and_is_not_more_than_there_is() {
+    need!(ready());
+    let scene = Scene::new().expect("a guest");
+    for (mode, from, to) in
+        [("hybrid", &scene.a, "b"), ("postcopy", &scene.b, "a"), ("precopy", &scene.a, "b")]
+    {
+        let taken =
+            from.ask(&["migrate", NAME, "--to", to, "--mode", mode, "--bandwidth", "400MiB/s", "--detach"]);
+        let id = taken.expect("it begins")["id"].as_str().expect("an ID").to_owned();
+        let other = if to == "b" { &scene.b } else { &scene.a };
+        let (source, destination) = std::thread::scope(|scope| {
+            let source = scope.spawn(|| snapshots(from, &id));
+            until("the destination knows it", || other.ask(&["status", &id]).is_ok());
+            (snapshots(other, &id), source.join().expect("snapshots"))
+        });
+        for told in [source, destination] {
+            let number = |one: &Value, key: &str| one[key].as_u64().expect("a number");
+            let counts: Vec<_> =
+                told.iter().map(|one| (number(one, "bytes_done"), number(one, "bytes_total"))).collect();
+            assert!(told.len() > 5, "{mode}: {counts:?}");
+            assert!(counts.iter().all(|(done, total)| done <= total), "{mode}: {counts:?}");
+            assert!(counts.windows(2).all(|two| two[0].0 <= two[1].0), "{mode}: {counts:?}");
+            let last = counts[counts.len() - 1];
+            assert!(last.0 == last.1 && last.0 > 0, "{mode}: {counts:?}");
+            let prepared =
+                told.iter().position(|one| one["phase"] == "rounds" || one["phase"] == "switchover");
+            let before = &counts[..prepared.expect("memory crosses")];
+            assert!(before.iter().all(|(done, _)| *done == 0), "{mode}: {before:?}");
+            // Memory that the guest has never touched is not counted: it has 1 GiB or more.
+            let (_, total) = counts[before.len()];
+            let memory = u64::from(memory_mib(&steady())) << 20;
+            assert!(total < memory * 9 / 10 && total > memory / 10, "{mode}: {counts:?}");
+        }
+    }
 }

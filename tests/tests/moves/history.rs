@@ -4,12 +4,13 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use vmove_skip::need;
 use vmove_tests::daemon::{Node, NodeOptions};
+use vmove_tests::fleet::until;
 use vmove_tests::guest::Guest;
 use vmove_tests::sandbox::Sandbox;
-use vmove_tests::scene::{Scene, memory_mib, ready, steady, vmove};
+use vmove_tests::scene::{SLOW, Scene, memory_mib, ready, steady, vmove};
 
 /// The smallest number that can be set.
 const KEPT: usize = 10;
@@ -94,4 +95,70 @@ fn old_migrations_are_forgotten_but_for_those_that_a_peer_may_ask_for() {
     until_remembered(&scene, KEPT);
     assert!(!remembered(&scene).contains(&moved), "it is kept for nobody");
     scene.sound_at(&scene.b).expect("the guest is as it was");
+}
+
+/// What is told of all migrations, without the order.
+fn told(node: &Node) -> Vec<Value> {
+    let list = node.ask(&["history"]).expect("a list");
+    let mut all = list["migrations"].as_array().expect("migrations").clone();
+    all.sort_by_key(|one| one["id"].as_str().map(str::to_owned));
+    all
+}
+
+/// Of a migration: how it ended, and its figures.
+fn figures(progress: &Value) -> Vec<(&'static str, Value)> {
+    let of = |pointer: &'static str| (pointer, progress.pointer(pointer).cloned().unwrap_or_default());
+    let told = [
+        "/mode",
+        "/elapsed_ms",
+        "/outcome/state",
+        "/outcome/cancelled",
+        "/outcome/error",
+        "/outcome/report/downtime_ms",
+        "/outcome/report/total_ms",
+        "/outcome/report/fabric",
+        "/outcome/report/destination",
+        "/outcome/report/pages_total",
+        "/outcome/report/phases",
+    ];
+    told.map(of).to_vec()
+}
+
+#[test]
+fn a_node_that_is_started_anew_tells_of_migrations_as_before() {
+    need!(ready());
+    let mut scene = Scene::new().expect("a guest");
+    let cancelled = scene.start(&["--mode", "precopy", "--bandwidth", SLOW]).expect("it begins");
+    scene.reach(&cancelled, "rounds").expect("a round");
+    scene.a.ask(&["cancel", &cancelled]).expect("it is called off");
+    assert_ne!(scene.end(&cancelled).expect("its end").code, 0);
+    let moved = scene.start(&["--mode", "hybrid"]).expect("it begins");
+    let downtime = &scene.end(&moved).expect("its end").answer["downtime_ms"];
+    assert!(downtime.as_f64() > Some(0.0), "{downtime}");
+    // The last word between them comes a moment later.
+    until("both have ended", || told(&scene.b).iter().all(|one| one["outcome"]["state"] != "running"));
+
+    let before = [told(&scene.a), told(&scene.b)];
+    for side in &before {
+        let of =
+            |id: &String| side.iter().find(|one| one["id"] == id.as_str()).expect("it is listed").clone();
+        assert_eq!(of(&cancelled)["outcome"]["cancelled"], true, "{side:#?}");
+        assert_eq!(&of(&moved)["outcome"]["report"]["downtime_ms"], downtime, "{side:#?}");
+    }
+    for node in [&mut scene.a, &mut scene.b] {
+        node.stop().expect("it stops");
+        node.run().expect("it starts again");
+    }
+    let after = [told(&scene.a), told(&scene.b)];
+    for (before, after) in before.iter().flatten().zip(after.iter().flatten()) {
+        // A source that called it off told why in words of its own.
+        let same: Vec<_> = figures(before).into_iter().zip(figures(after)).filter(|(b, a)| b != a).collect();
+        assert!(same.iter().all(|(b, _)| b.0 == "/elapsed_ms" || b.0 == "/mode"), "{same:#?}");
+        let ms = |told: &Value| told["elapsed_ms"].as_f64().expect("ms");
+        assert!(ms(after) > 0.5 * ms(before), "{before:#} {after:#}");
+    }
+    let shown = scene.b.vmove(&["history"]).expect("a list");
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("cancelled, ") && shown.contains("done, down "), "{shown}");
+    assert!(!shown.contains("down 0.0 ms"), "{shown}");
 }

@@ -73,7 +73,7 @@ class Disks {
 /** Maps, one for each RAM block. They stay when the migration has ended. */
 class Maps {
   constructor() {
-    this.note = element("p", { class: "none" });
+    this.note = element("p", { class: "none" }, "There is a map only while memory arrives.");
     this.blocks = element("div", { class: "maps" });
     this.element = element("div", {}, this.note, this.blocks);
     this.maps = new Map();
@@ -90,8 +90,6 @@ class Maps {
     // All of it, or it would not be done.
     if (now.outcome.state === "done") this.maps.forEach((map) => map.fill());
     this.note.hidden = this.maps.size > 0;
-    setText(this.note, now.role === "source" ? `Memory arrives at ${now.peer}: the page of that node has the map of it, and the faults.`
-      : "There is a map only while memory arrives.");
   }
 }
 

@@ -66,11 +66,11 @@ function slowest(report) {
 const spansOf = (title, parts) => parts.length === 0 ? element("p", { class: "none" }, "Not known.")
   : spans(title, parts.map((part) => [part.name, part.start_ms, part.duration_ms]), words.time);
 
-/** The elements of a report. Both sides know the phases and the faults, the source also the rest. */
-export function report({ role, outcome: { report: of } }) {
+/** The elements of a report. A destination that has lost its source knows the phases and the faults only. */
+export function report({ outcome: { report: of } }) {
   const phases = section("Phases", spansOf("From the request to the end", of.phases));
   const slow = section("Slowest faults", slowest(of));
-  if (role === "destination") return [section("Result", ownFigures(of)), phases, slow];
+  if (of.pages_total === 0) return [section("Result", ownFigures(of)), phases, slow];
   return [section("Result", figures(of)), phases, section("Pause", spansOf("From STOP to RESUME", of.pause)),
     section("Rounds", rounds(of)), slow];
 }

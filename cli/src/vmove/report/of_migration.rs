@@ -37,7 +37,7 @@ fn of_unfinished(progress: &Progress) -> Account {
     let phases = TimeLine { title: "Phases".to_owned(), steps, note: note.to_owned() };
     let mut facts: Vec<_> = describe(progress).lines().map(fact).collect();
     let left = progress.bytes_total.saturating_sub(progress.bytes_done);
-    let bytes = [("there, and still good", progress.bytes_done), ("left", left)];
+    let bytes = [("arrived", progress.bytes_done), ("left", left)];
     facts.extend(progress.warning.iter().map(|warning| ("warning".to_owned(), warning.clone())));
     Account {
         facts,
