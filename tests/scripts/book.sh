@@ -52,3 +52,66 @@ book_is_whole() {
         return 1
     }
 }
+
+# Every relative link of a document leads to a file or folder that is there, and every #anchor to a heading of its page.
+links_lead_somewhere() {
+    local kind place path anchor dead=0
+    local -A anchors=()
+    while IFS=$'\t' read -r kind place path anchor; do
+        if [ "$kind" = anchor ]; then
+            anchors[$path#$anchor]=1
+        elif [ "$path" = docs/commands.md ]; then
+            : # `./run book` makes it.
+        elif [ ! -e "$ROOT/$path" ]; then
+            warn "$place links to $path, which is not there"
+            dead=1
+        elif [ -n "$anchor" ] && [ -z "${anchors[$path#$anchor]:-}" ]; then
+            warn "$place links to #$anchor, which no heading of $path has"
+            dead=1
+        fi
+    done < <(cd "$ROOT" && find README.md CHANGELOG.md qmp/README.md tests/lab/README.md docs -name '*.md' -print0 | xargs -0 awk "$LINKS_AND_ANCHORS" | sort -s -k 1,1)
+    return $dead
+}
+
+# Of Markdown files, what links and headings say, with tabs in between: `anchor`, `-`, file, name, as GitHub makes it of the heading; and `link`,
+# file:line, path from the root, anchor or nothing. What is between backticks is no link.
+# shellcheck disable=SC2016
+LINKS_AND_ANCHORS='
+    function tell(kind, place, path, anchor) { print kind "\t" place "\t" path "\t" anchor }
+    FNR == 1 { inside = 0; split("", times); folder = FILENAME; sub("[^/]*$", "", folder) }
+    /^ *```/ { inside = !inside }
+    inside { next }
+    /^#+ / {
+        name = tolower($0)
+        sub(/^#+ +/, "", name)
+        name = without_targets(name)
+        gsub(/[^a-z0-9 _-]/, "", name)
+        gsub(/ /, "-", name)
+        tell("anchor", "-", FILENAME, name (times[name]++ ? "-" (times[name] - 1) : ""))
+    }
+    {
+        rest = $0
+        gsub(/`[^`]*`/, "", rest)
+        while (match(rest, /<a id="[^"]*"/)) {
+            tell("anchor", "-", FILENAME, substr(rest, RSTART + 7, RLENGTH - 8))
+            rest = substr(rest, RSTART + RLENGTH)
+        }
+        while (match(rest, /\]\([^)]*\)/)) {
+            target = substr(rest, RSTART + 2, RLENGTH - 3)
+            rest = substr(rest, RSTART + RLENGTH)
+            if (target ~ /^[a-z]+:/) continue
+            anchor = target
+            if (!sub(/^[^#]*#/, "", anchor)) anchor = ""
+            sub(/#.*/, "", target)
+            path = target == "" ? FILENAME : folder target
+            while (sub(/[^\/]+\/\.\.\//, "", path)) {}
+            sub(/\/$/, "", path)
+            tell("link", FILENAME ":" FNR, path, anchor)
+        }
+    }
+    # A heading that is a link is named by its text.
+    function without_targets(text) {
+        while (match(text, /\]\([^)]*\)/)) text = substr(text, 1, RSTART - 1) substr(text, RSTART + RLENGTH)
+        return text
+    }
+'

@@ -69,6 +69,7 @@ test_lint() {
     # shellcheck source=tests/scripts/book.sh
     source "$ROOT/tests/scripts/book.sh"
     checked 'the book has every page' book_is_whole || failed=1
+    checked 'links lead somewhere' links_lead_somewhere || failed=1
     return $failed
 }
 
