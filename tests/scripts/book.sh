@@ -9,9 +9,11 @@ vmove_book() {
     source=$(target_dir)/book-source
     rm -rf "$source"
     cp -r "$ROOT/docs" "$source"
+    lead_out_of_the_book "$source"
     say "building the commands, for their page"
-    (cd "$ROOT" && cargo build --quiet -p vmove-cli --bins)
-    commands_page vmove vfork >"$source/commands.md"
+    (cd "$ROOT" && cargo build --quiet --bins -p vmove-cli -p vmove-daemon -p vmove-bridge -p vmove-adapter -p vmove-fork)
+    # vmove-slurm-adapter has no options, and none for help.
+    commands_page vmove vfork vmoved vbridged vmove-fork vmove-network-adapter vmove-podman-adapter vmove-redfish-adapter >"$source/commands.md"
     install_mdbook
     "$CACHE/mdbook/bin/mdbook" build "$source" --dest-dir "$(target_dir)/book"
     say "the book is in $(target_dir)/book/index.html"
@@ -21,6 +23,15 @@ install_mdbook() {
     [ -x "$CACHE/mdbook/bin/mdbook" ] && return
     say "installing mdbook $MDBOOK_VERSION below $CACHE"
     cargo install --quiet --locked --no-default-features --features search --root "$CACHE/mdbook" "mdbook@$MDBOOK_VERSION"
+}
+
+# lead_out_of_the_book FOLDER: links that leave docs/ lead to the repository. Copies of what they name would be files without a page around them,
+# and of folders nothing could be shown. GitHub shows files and folders below blob/HEAD.
+lead_out_of_the_book() {
+    local repository
+    repository=$(sed -n 's/^repository = "\(.*\)"$/\1/p' "$ROOT/Cargo.toml")
+    sed -i "s|](\.\./|]($repository/blob/HEAD/|g" "$1"/*.md
+    sed -i "s|](\.\./\.\./|]($repository/blob/HEAD/|g" "$1"/*/*.md
 }
 
 # commands_page PROGRAM...: what each command says of itself, as Markdown.
