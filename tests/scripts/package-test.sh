@@ -148,7 +148,7 @@ second_command_moves() {
     fails machine a pgrep -l '^(vmoved|qemu)'
 }
 
-# Certificates as docs/operations.md makes them, and the guest that counts, on both machines.
+# Certificates by openssl, and the guest that counts, on both machines.
 nodes_are_ready() {
     local name
     machine a sh -ec '
