@@ -26,6 +26,8 @@ use vmove_node::peer::{Channel, HelloError, LinkError, LinkKind};
 use vmove_types::problem::chain;
 use vmove_types::progress::{GuestPlace, Outcome};
 
+/// What the operator is told who has called it off.
+const CANCELLED: &str = "Cancelled: the guest goes on at the source";
 /// QEMU answers within milliseconds unless its main loop hangs.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
 /// For the destination's reason, which a connection that broke may have left unread.
@@ -92,7 +94,8 @@ pub(super) async fn abort(mut session: Session, stop: Stop, mut phase: impl Undo
     }
     let blockers = if let Stop::Refused(blockers) = &stop { blockers.clone() } else { Vec::new() };
     let elapsed_ms = session.publisher.elapsed_ms();
-    let called_off = CalledOff { why: why.clone(), cancelled, blockers, elapsed_ms };
+    let told = if cancelled { CANCELLED.to_owned() } else { why.clone() };
+    let called_off = CalledOff { why: told, cancelled, blockers, elapsed_ms };
     session.write_owing(|r| r.called_off = Some(called_off));
     let_memory_go(session.node.disk(), session.vm());
     // Ends the conversation; a destination that had not loaded the state drops everything then.
@@ -110,7 +113,7 @@ pub(super) async fn abort(mut session: Session, stop: Stop, mut phase: impl Undo
         }
         (Ok(()), Stop::Refused(blockers)) => session.publisher.finish(Outcome::Refused { blockers }),
         (Ok(()), Stop::Cancelled) => {
-            session.publisher.fail("Cancelled: the guest goes on at the source", GuestPlace::Source, true);
+            session.publisher.fail(CANCELLED, GuestPlace::Source, true);
         }
         (Ok(()), Stop::Failed(_)) => session.end_badly(why, GuestPlace::Source),
     }

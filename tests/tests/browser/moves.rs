@@ -80,9 +80,7 @@ fn a_migration_is_shown_as_it_happens_and_in_the_end() {
     browser.wait_for_text(&source, "#node", "a: 0 VMs, 0 migrations").expect("the head is new, too");
     pictures(&mut browser, &source, "report", 1000).expect("pictures");
     browser.wait_for_text(&destination, ".state", "done").expect("the end");
-    browser
-        .wait_for_text(&destination, ".report", "Rounds ended since")
-        .expect("it knows all of it");
+    browser.wait_for_text(&destination, ".report", "Rounds ended since").expect("it knows all of it");
     browser.wait_for_text(&destination, ".map", "100 % is here").expect("the whole map");
 
     // The guest is at the other node, and the past is told on both.
