@@ -324,6 +324,16 @@ pub struct KeepProgress {
     pub of: u64,
 }
 
+/// How far a guest is with getting memory of its own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct RehomeProgress {
+    /// Bytes that are done.
+    pub bytes: u64,
+    /// Bytes in all: the guest's memory counts twice, since it is first copied as it was at the fork, and then what was written since is.
+    pub of: u64,
+}
+
 /// A disk that was frozen.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -380,6 +390,9 @@ pub struct ForkProgress {
     /// Why it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<ForkFailure>,
+    /// In phase `rehome`: how far the guest is with getting memory of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rehome: Option<RehomeProgress>,
 }
 
 /// Where another host stands.

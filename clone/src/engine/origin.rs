@@ -177,7 +177,8 @@ impl ForkEngine {
         if self.members.get(&guest.record).is_some_and(|m| !m.private.is_empty()) {
             self.detach_devices(away, &guest.record, &guest.client).await?;
             self.update(id, |p| p.phase = "rehome".to_owned());
-            guest.own_memory_before = self.rehome(&guest.record, &guest.client, &guest.facts).await?;
+            guest.own_memory_before =
+                self.rehome(Some(id), &guest.record, &guest.client, &guest.facts).await?;
         }
         let record = guest.record.clone();
         let memory = self.registry.memory_dir().to_owned();

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::sleep;
+
 use crate::CloneError;
 use crate::disk;
-use crate::rehome::Rehome;
+use crate::rehome::{HowFar, Rehome};
 use vmove_node::blocking::run_blocking;
 use vmove_node::record::VmRecord;
 use vmove_node::registry::process_of;
@@ -23,6 +25,8 @@ use vmove_types::fork_report::OwnMemory;
 
 /// For `cont`, on a machine that is busy.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often a fork tells how far its guest is.
+const TELL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A guest that was forked, and whose memory is private since.
 #[derive(Debug, Clone)]
@@ -70,7 +74,7 @@ impl ForkEngine {
         let id = uuid::Uuid::new_v4().simple().to_string();
         let mut away = self.stays_with_devices(&id, &record.name, Parting::default());
         let done = match self.detach_devices(&mut away, record, client).await {
-            Ok(()) => self.rehome(record, client, facts).await,
+            Ok(()) => self.rehome(None, record, client, facts).await,
             Err(error) => Err(error),
         };
         match done {
@@ -80,9 +84,10 @@ impl ForkEngine {
     }
 
     /// Memory of its own for a VM that has none; `None` if it has. The caller has claimed it, and no device of the node is plugged in: what
-    /// such a device writes is not seen, and its mapping would stay as it was.
+    /// such a device writes is not seen, and its mapping would stay as it was. `fork` tells how far it is, if it is done for one.
     pub(super) async fn rehome(
         &self,
+        fork: Option<&str>,
         record: &VmRecord,
         client: &Client,
         facts: &VmFacts,
@@ -100,7 +105,9 @@ impl ForkEngine {
                 member.stopped_to_move = stops;
                 self.members.put(&member)
             };
-            let done = rehome.run(&self.registry, client, facts, self.standby.as_deref(), note).await;
+            let far = Arc::new(HowFar::default());
+            let work = rehome.run(&self.registry, client, facts, self.standby.as_deref(), &far, note);
+            let done = self.telling(fork, &far, work).await;
             drop(room);
             if member.stopped_to_move && done.is_err() {
                 member.stopped_to_move = false;
@@ -114,6 +121,19 @@ impl ForkEngine {
         Ok(done)
     }
 
+    /// Does the work while the fork tells how far it is.
+    async fn telling<T>(&self, fork: Option<&str>, far: &HowFar, work: impl Future<Output = T>) -> T {
+        let Some(fork) = fork else { return work.await };
+        let mut work = std::pin::pin!(work);
+        loop {
+            self.update(fork, |p| (p.phase, p.rehome) = ("rehome".to_owned(), far.progress()));
+            tokio::select! {
+                done = &mut work => return done,
+                () = sleep(TELL_INTERVAL) => {}
+            }
+        }
+    }
+
     /// As [`Self::rehome`], right after a fork. Says why if it cannot be done: then it is done when the guest is next forked or moved.
     pub(super) async fn rehome_after_fork(
         &self,
@@ -121,7 +141,7 @@ impl ForkEngine {
         guest: &Forked,
     ) -> (Option<OwnMemory>, Option<String>) {
         self.update(fork, |p| p.phase = "rehome".to_owned());
-        match self.rehome(&guest.record, &guest.client, &guest.facts).await {
+        match self.rehome(Some(fork), &guest.record, &guest.client, &guest.facts).await {
             Ok(done) => (done, None),
             // Then nothing is left to be said of its memory.
             Err(_) if process_of(&guest.record).is_none() => (None, None),

@@ -43,13 +43,15 @@ pub(super) fn needed(standing: &Standing, frozen: &[Option<Frozen>]) -> Result<u
     Ok(needed)
 }
 
-/// Copies all that the template has where memory is still private. Returns how many bytes.
+/// Copies all that the template has where memory is still private. Returns how many bytes. `reached` is told how many bytes of that
+/// memory are done, those that needed no copy among them.
 pub(super) fn fill(
     standing: &Standing,
     frozen: &[Option<Frozen>],
     own: &[OwnFile],
+    reached: &dyn Fn(u64),
 ) -> Result<u64, CloneError> {
-    let mut copied = 0;
+    let (mut copied, mut before) = (0, 0);
     for part in &standing.private {
         // What an attempt that was cut off has left.
         own[part.file_index].file.punch(part.file_range())?;
@@ -58,18 +60,27 @@ pub(super) fn fill(
         give_huge_pages(&own[part.file_index].file, standing, part.file_range())?;
     }
     for (part, frozen) in standing.private.iter().zip(frozen) {
-        let Some(Frozen(file)) = frozen else { continue };
-        let (source, target) = (file.map()?, &own[part.file_index].mapping);
-        for extent in file.data_extents()? {
-            let Some(range) = extent.intersection(part.file_range()) else { continue };
-            copied += copy(&source, target, range)?;
+        if let Some(Frozen(file)) = frozen {
+            let (source, target) = (file.map()?, &own[part.file_index].mapping);
+            for extent in file.data_extents()? {
+                let Some(range) = extent.intersection(part.file_range()) else { continue };
+                let done = before + (range.start.0 - part.file_offset.0);
+                copied += copy(&source, target, range, &|bytes| reached(done + bytes))?;
+            }
         }
+        before += part.len.0;
+        reached(before);
     }
     Ok(copied)
 }
 
-/// Zeros go nowhere.
-fn copy(source: &Arc<Mapping>, target: &Arc<Mapping>, range: ByteRange) -> Result<u64, CloneError> {
+/// Zeros go nowhere. `reached` is told how many bytes of the range are done.
+fn copy(
+    source: &Arc<Mapping>,
+    target: &Arc<Mapping>,
+    range: ByteRange,
+    reached: &dyn Fn(u64),
+) -> Result<u64, CloneError> {
     let (mut copied, mut at) = (0, range.start.0);
     while at < range.end().0 {
         let len = (PART - at % PART).min(range.end().0 - at);
@@ -80,6 +91,7 @@ fn copy(source: &Arc<Mapping>, target: &Arc<Mapping>, range: ByteRange) -> Resul
             copied += len;
         }
         at += len;
+        reached(at - range.start.0);
     }
     Ok(copied)
 }

@@ -18,6 +18,7 @@ mod fill;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -29,7 +30,7 @@ use vmove_node::record::VmRecord;
 use vmove_node::registry::Registry;
 use vmove_qmp::Client;
 use vmove_qmp::inspect::{DeviceKind, VmFacts};
-use vmove_types::fork_report::OwnMemory;
+use vmove_types::fork_report::{OwnMemory, RehomeProgress};
 use vmove_types::time::{Mono, ms};
 use vmove_types::vm::Running;
 
@@ -52,6 +53,35 @@ pub struct Rehome {
     mappings: Vec<QemuMapping>,
     standing: Standing,
     frozen: Vec<Option<Frozen>>,
+}
+
+/// How far it is, for whoever looks on.
+#[derive(Debug, Default)]
+pub struct HowFar {
+    bytes: AtomicU64,
+    of: AtomicU64,
+}
+
+impl HowFar {
+    /// Bytes that are done, and bytes in all; these are known once it has begun.
+    #[must_use]
+    pub fn progress(&self) -> Option<RehomeProgress> {
+        let (bytes, of) = (self.bytes.load(Ordering::Relaxed), self.of.load(Ordering::Relaxed));
+        (of > 0).then_some(RehomeProgress { bytes, of })
+    }
+
+    /// The memory is looked at twice: once to fill the file, once to be moved.
+    fn begin(&self, memory: u64) {
+        self.of.store(2 * memory, Ordering::Relaxed);
+    }
+
+    fn filled_to(&self, bytes: u64) {
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    fn left(&self, left: u64) {
+        self.bytes.store(self.of.load(Ordering::Relaxed).saturating_sub(left), Ordering::Relaxed);
+    }
 }
 
 impl Rehome {
@@ -87,7 +117,7 @@ impl Rehome {
 
     /// Moves it: while the guest runs, if there is a program to stand by (see [`Mover::with_standby`]) and no disk with direct I/O. Else the
     /// guest is stopped for a few pieces at a time. `note` writes down whether the guest is to be set running if this daemon ends while it is stopped; it is called whenever
-    /// that has changed, before the guest is stopped. Nothing is noted at first.
+    /// that has changed, before the guest is stopped. Nothing is noted at first. `far` says meanwhile how far it is.
     ///
     /// # Errors
     /// [`CloneError`]; the guest runs on, with memory that is still private, or some of it.
@@ -97,6 +127,7 @@ impl Rehome {
         client: &Client,
         facts: &VmFacts,
         standby: Option<&Path>,
+        far: &Arc<HowFar>,
         note: impl FnMut(bool) -> Result<(), CloneError> + Send,
     ) -> Result<OwnMemory, CloneError> {
         let begun = Instant::now();
@@ -108,7 +139,8 @@ impl Rehome {
             )));
         }
         let name = self.name.clone();
-        let (mover, template_bytes) = blocking(move || self.fill()).await?;
+        let told = Arc::clone(far);
+        let (mover, template_bytes) = blocking(move || self.fill(&told)).await?;
         let filled = begun.elapsed();
         // A page that a disk has pinned changes unseen.
         let mover = match standby.filter(|_| !facts.has_direct_io()) {
@@ -116,8 +148,8 @@ impl Rehome {
             None => mover,
         };
         let (moved, pause) = match mover.may_run() {
-            true => (urgently(mover, |_| true).await?.moved(), Duration::ZERO),
-            false => move_stopped(registry, &name, client, mover, note).await?,
+            true => (urgently(mover, Arc::clone(far), |_| true).await?.moved(), Duration::ZERO),
+            false => move_stopped(registry, &name, client, mover, far, note).await?,
         };
         let total = begun.elapsed();
         tracing::debug!(?moved, filled_ms = ms(filled), total_ms = ms(total), "memory of its own");
@@ -133,7 +165,7 @@ impl Rehome {
     }
 
     /// Fills the files from the template, and prepares the move.
-    fn fill(self) -> Result<(Mover, u64), CloneError> {
+    fn fill(self, far: &HowFar) -> Result<(Mover, u64), CloneError> {
         Injector::prepare(&self.process)?;
         let hints = hints_of(&self.process, &self.mappings)?;
         let mut own = Vec::new();
@@ -148,7 +180,8 @@ impl Rehome {
             })?;
             own.push(OwnFile { mapping: file.map()?, file, fd_in_qemu });
         }
-        let copied = fill::fill(&self.standing, &self.frozen, &own)?;
+        far.begin(self.standing.private.iter().map(|part| part.len.0).sum());
+        let copied = fill::fill(&self.standing, &self.frozen, &own, &|bytes| far.filled_to(bytes))?;
         let mut parts = Vec::new();
         for (part, frozen) in self.standing.private.iter().zip(&self.frozen) {
             let of = self.mappings.iter().position(|m| m.hva <= part.hva && part.hva < m.end());
@@ -162,12 +195,15 @@ impl Rehome {
 /// Runs the mover as long as `go_on` says and something is left, on a thread that is not held up by others: guests wait for it.
 async fn urgently(
     mut mover: Mover,
+    far: Arc<HowFar>,
     go_on: impl Fn(&Mover) -> bool + Send + 'static,
 ) -> Result<Mover, CloneError> {
     let (tell, told) = tokio::sync::oneshot::channel();
     let work = move || {
         let done = loop {
-            match mover.step() {
+            let step = mover.step();
+            far.left(mover.left().0);
+            match step {
                 Ok(true) if go_on(&mover) => {}
                 Ok(_) => break Ok(mover),
                 Err(error) => break Err(error),
@@ -186,6 +222,7 @@ async fn move_stopped(
     name: &str,
     client: &Client,
     mut mover: Mover,
+    far: &Arc<HowFar>,
     mut note: impl FnMut(bool) -> Result<(), CloneError> + Send,
 ) -> Result<(Moved, Duration), CloneError> {
     let (mut pause, mut noted) = (Duration::ZERO, false);
@@ -202,7 +239,7 @@ async fn move_stopped(
             client.set_running(Running::Paused, COMMAND_TIMEOUT).await?;
         }
         let until = Instant::now() + STOPPED;
-        let moved = urgently(mover, move |_| Instant::now() < until).await;
+        let moved = urgently(mover, Arc::clone(far), move |_| Instant::now() < until).await;
         if runs {
             client.set_running(Running::Running, COMMAND_TIMEOUT).await?;
             pause += Mono::now().since(stopped);

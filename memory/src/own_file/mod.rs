@@ -208,6 +208,12 @@ impl Mover {
         !self.batches.is_empty()
     }
 
+    /// What is left to be moved.
+    #[must_use]
+    pub fn left(&self) -> ByteLen {
+        ByteLen(self.batches.iter().map(|batch| batch.whole.len.0).sum())
+    }
+
     /// What was moved so far.
     #[must_use]
     pub const fn moved(&self) -> Moved {
