@@ -3,8 +3,9 @@
 use std::io;
 
 use vmove_bridge_types::problem::Code as BridgeCode;
-use vmove_client::{Endpoint, Error, bridge};
+use vmove_client::{Client, Endpoint, Error, bridge};
 use vmove_types::problem::{Code, Problem, ProblemCode};
+use vmove_types::progress::{Outcome, Progress, Role};
 
 /// Why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,6 +94,23 @@ impl From<bridge::Error> for Failure {
             error => Problem::from_error(BridgeCode::Internal, &error).into(),
         }
     }
+}
+
+/// Adds to the failure that a VM is not here where it went, if this node remembers that.
+pub async fn where_it_went(client: &Client, mut failure: Failure) -> Failure {
+    if failure.code != Code::UnknownVm.word() {
+        return failure;
+    }
+    let Ok(known) = client.migrations().await else { return failure };
+    let is_meant = |m: &&Progress| failure.message.contains(&format!("{:?}", m.vm));
+    // The newest comes first: it may have come back and gone elsewhere.
+    let newest = known.migrations.iter().filter(is_meant).find(|m| matches!(m.outcome, Outcome::Done { .. }));
+    if let Some(Progress { vm, peer, id, .. }) = newest.filter(|m| m.role == Role::Source) {
+        failure.message = format!(
+            "{vm:?} is not on this node any more: it moved to {peer} (migration {id}). Ask vmoved there"
+        );
+    }
+    failure
 }
 
 #[cfg(test)]

@@ -23,3 +23,4 @@ mod output;
 mod page;
 pub mod vfork;
 pub mod vmove;
+mod waiting;

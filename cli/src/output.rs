@@ -21,6 +21,8 @@ pub enum End {
     BrokenPipe,
 }
 
+    /// The operator does not want to wait for what goes on; that was said.
+    Left,
 impl<E: Into<Failure>> From<E> for End {
     fn from(error: E) -> Self {
         Self::Failed(error.into())

@@ -30,6 +30,7 @@ const EXIT_CODES: &str = "Exit codes:
   3  refused by the check or by the configuration; nothing was changed
   4  the parent or a child lacks a device, and needs the command that is named
   5  the daemon cannot be reached
+  130  Ctrl-C: nobody waits any more, and what was asked for goes on
 
 Elsewhere (the node has a [[client]] entry for the certificate):
   vfork --at node1.example:7420 --tls-cert ops.pem --tls-key ops.key --tls-ca ca.pem list

@@ -49,7 +49,8 @@ const EXIT_CODES: &str = "Exit codes:
   3  refused by the check, or a virtual cluster does not fit; nothing was changed
   4  the guest is paused, or not where it was, and needs `vmove recover`; or it lacks a device, and needs the command that is named
   5  the daemon, or the bridge, cannot be reached
-  A second Ctrl-C during `vmove migrate` leaves the migration running and ends with 130.
+  A second Ctrl-C during `vmove migrate` leaves the migration running and ends with 130. So does the first one in other commands
+  that wait for a daemon or the bridge: what was asked for goes on.
 
 Elsewhere (the node has a [[client]] entry for the certificate):
   vmove --at node1.example:7420 --tls-cert ops.pem --tls-key ops.key --tls-ca ca.pem list

@@ -7,19 +7,19 @@ use vmove_bridge_types::cluster::{
     ClusterRestored, ForkClusterRequest, ResizeRequest, Resized, RestoreClusterRequest,
 };
 use vmove_bridge_types::lease::LeaseId;
-use vmove_bridge_types::plan::{PlanRequest, PlanState};
-use vmove_bridge_types::problem::Code;
+use vmove_bridge_types::plan::PlanRequest;
 use vmove_bridge_types::requests::{StartAll, StopVms};
 use vmove_client::bridge::Bridge;
 use vmove_types::units::{format_bytes, format_ms};
 
 use super::input::bridge;
-use super::{ids, place, show};
+use super::{ids, place, plan, show};
 use crate::args::cluster::{
     Checkpoint, ClusterAction, ClusterArgs, Forget, Fork, List, Move, One, Resize, Restore,
 };
 use crate::failure::Failure;
 use crate::output::{End, fields, note, say_either, table};
+use crate::waiting::Wait;
 
 pub async fn run(args: ClusterArgs, json: bool) -> Result<(), End> {
     match args.action {
@@ -56,7 +56,9 @@ async fn found(cluster: &One) -> Result<(Bridge, String), Failure> {
 
 async fn stop(cluster: One, json: bool) -> Result<(), End> {
     let (bridge, id) = found(&cluster).await?;
-    let stopped = bridge.stop_vms(&id, &StopVms { vms: Vec::new() }).await?;
+    let left = format!("VMs of {id} are still being stopped: `vmove cluster stop {id}` goes on with that");
+    let wait = Wait::of_vmove(json, format!("VMs of {id} are stopped"), left);
+    let stopped = wait.answer(bridge.stop_vms(&id, &StopVms { vms: Vec::new() })).await?;
     let record = bridge.release_lease(&id).await?;
     let told = json!({ "stopped": stopped.vms, "record": record });
     say_either(&told, json, |_| {
@@ -69,17 +71,11 @@ async fn relocate(args: Move, json: bool) -> Result<(), End> {
     let cluster = bridge.lease(&id).await?.cluster.to_string();
     let mut plan = bridge.make_plan(&PlanRequest::Relocate { cluster, away: args.away }).await?;
     if !args.what_if {
-        plan = bridge.run_plan(plan.id.as_str()).await?;
-    }
-    say_either(&plan, json, show::plan)?;
-    match &plan.state {
-        PlanState::Stopped { reason } => {
-            let why = format!("the plan has stopped: {reason}; `vmove plan run {}` continues it", plan.id);
-            Err(Failure::new(Code::Busy, why).into())
-        }
-        _ => Ok(()),
+        let id = plan.id.to_string();
+        plan = plan::running(&id, json).answer(bridge.run_plan(&id)).await?;
     }
 }
+    show::ran(&plan, json)
 
 async fn fork(args: Fork, json: bool) -> Result<(), End> {
     let (bridge, id) = found(&args.cluster).await?;
@@ -89,7 +85,12 @@ async fn fork(args: Fork, json: bool) -> Result<(), End> {
         only: None,
         each_alone: args.each_alone,
     };
-    let done = bridge.fork_cluster(&id, &request).await?;
+    let name = &request.name;
+    let left = format!(
+        "the fork of {id} goes on: `vmove cluster list` shows {name}, `vmove cluster stop` with its id ends it"
+    );
+    let wait = Wait::of_vmove(json, format!("{id} is forked to {name}"), left);
+    let done = wait.answer(bridge.fork_cluster(&id, &request)).await?;
     say_either(&done, json, forked)?;
     done.notes.iter().for_each(|text| note(&format!("vmove: {text}")));
     Ok(())
@@ -105,13 +106,20 @@ async fn resize(args: Resize, json: bool) -> Result<(), End> {
         memory: args.memory,
     });
     let request = ResizeRequest { group: args.group, count: args.count, start };
-    say_either(&bridge.resize_cluster(&id, &request).await?, json, resized)
+    let left = format!("{id} is still being resized: `vmove cluster status {id}` shows its VMs");
+    let wait = Wait::of_vmove(json, format!("{id} is resized"), left);
+    say_either(&wait.answer(bridge.resize_cluster(&id, &request)).await?, json, resized)
 }
 
 async fn checkpoint(args: Checkpoint, json: bool) -> Result<(), End> {
     let (bridge, id) = found(&args.cluster).await?;
     let name: LeaseId = args.name.parse().map_err(Failure::bad_request)?;
-    let done = bridge.make_checkpoint(&id, &CheckpointRequest { name, each_alone: args.each_alone }).await?;
+    let left = format!(
+        "checkpoint {name} is still being made: `vmove cluster checkpoints` shows it, `vmove cluster forget {name}` removes it then"
+    );
+    let wait = Wait::of_vmove(json, format!("checkpoint {name} of {id} is made"), left);
+    let request = CheckpointRequest { name, each_alone: args.each_alone };
+    let done = wait.answer(bridge.make_checkpoint(&id, &request)).await?;
     say_either(&done, json, kept)?;
     done.notes.iter().for_each(|text| note(&format!("vmove: {text}")));
     Ok(())
@@ -120,7 +128,10 @@ async fn checkpoint(args: Checkpoint, json: bool) -> Result<(), End> {
 async fn restore(args: Restore, json: bool) -> Result<(), End> {
     let lost = args.lost.into_iter().map(NodeName::new).collect::<Result<_, _>>();
     let request = RestoreClusterRequest { lost: lost.map_err(Failure::bad_request)? };
-    say_either(&bridge(&args.at)?.restore_cluster(&args.name, &request).await?, json, restored)
+    let (bridge, name) = (bridge(&args.at)?, &args.name);
+    let left = format!("checkpoint {name} is still being restored: `vmove cluster list` shows its cluster");
+    let wait = Wait::of_vmove(json, format!("checkpoint {name} is restored"), left);
+    say_either(&wait.answer(bridge.restore_cluster(name, &request)).await?, json, restored)
 }
 
 fn hops(hops: ClusterHops) -> String {

@@ -14,6 +14,7 @@ use crate::args::clusters::{LeaseAction, LeaseArgs};
 use crate::failure::Failure;
 use crate::output::{End, say_either};
 
+use crate::waiting::Wait;
 /// Between two attempts while no bridge answers.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -45,7 +46,9 @@ pub async fn run(args: LeaseArgs, json: bool) -> Result<(), End> {
             let vms = if vm.is_empty() { vms_of(&bridge.lease(&id).await?) } else { names(vm)? };
             let one = |vm| StartVm::by_template(vm, template.clone(), fields.clone());
             let request = StartRequest { vms: vms.into_iter().map(one).collect() };
-            let answer = bridge.start_vms(&id, &request).await?;
+            let left = format!("VMs of {id} are still being started: `vmove cluster status {id}` shows them");
+            let wait = Wait::of_vmove(json, format!("VMs of {id} are started"), left);
+            let answer = wait.answer(bridge.start_vms(&id, &request)).await?;
             say_either(&answer, json, |answer| show::started(&answer.vms))
         }
         LeaseAction::Stop { id, vm } => {

@@ -12,6 +12,7 @@ use crate::args::cluster::Start;
 use crate::args::clusters::PlaceArgs;
 use crate::failure::Failure;
 use crate::output::{End, say_either};
+use crate::waiting::Wait;
 
 pub async fn run(args: PlaceArgs, json: bool) -> Result<(), End> {
     let bridge = bridge(&args.at)?;
@@ -66,7 +67,10 @@ fn lease_request(args: RequestArgs, lease: HolderArgs, id: Option<String>) -> Re
 }
 
 async fn grant(bridge: &Bridge, wanted: &LeaseRequest, json: bool) -> Result<(), End> {
-    let answer = bridge.grant_lease(wanted).await?;
+    let what =
+        if wanted.start.is_some() { "a place is found, and VMs are started" } else { "a place is found" };
+    let left = "the bridge finishes this: `vmove lease list` shows a new lease, `vmove cluster stop ID` ends its VMs and gives it back";
+    let answer = Wait::of_vmove(json, what, left).answer(bridge.grant_lease(wanted)).await?;
     if let Some(why) = &answer.refused {
         say_either(&answer, json, |answer| {
             let nodes = answer.explanation.as_ref().map(show::explanation).unwrap_or_default();

@@ -1,14 +1,19 @@
 //! `vmove plan`.
 
 use serde_json::json;
-use vmove_bridge_types::plan::{PlanRequest, PlanState};
-use vmove_bridge_types::problem::Code;
+use vmove_bridge_types::plan::PlanRequest;
 
 use super::input::bridge;
 use super::{ids, request, show};
 use crate::args::clusters::{PlanAction, PlanArgs};
-use crate::failure::Failure;
 use crate::output::{End, say_either};
+use crate::waiting::Wait;
+
+/// What is waited for while a plan is run.
+pub fn running(id: &str, json: bool) -> Wait {
+    let left = format!("plan {id} goes on: `vmove plan show {id}` shows how far it is");
+    Wait::of_vmove(json, format!("plan {id} is run"), left)
+}
 
 pub async fn run(args: PlanArgs, json: bool) -> Result<(), End> {
     let bridge = bridge(&args.at)?;
@@ -23,14 +28,8 @@ pub async fn run(args: PlanArgs, json: bool) -> Result<(), End> {
         PlanAction::Show { id } => bridge.plan(&ids::of_plan(&bridge, &id).await?).await?,
         PlanAction::Run { id } => {
             let id = ids::of_plan(&bridge, &id).await?;
-            let plan = bridge.run_plan(&id).await?;
-            say_either(&plan, json, show::plan)?;
-            return match &plan.state {
-                PlanState::Stopped { reason } => {
-                    Err(Failure::new(Code::Busy, format!("the plan has stopped: {reason}")).into())
-                }
-                _ => Ok(()),
-            };
+            let plan = running(&id, json).answer(bridge.run_plan(&id)).await?;
+            return show::ran(&plan, json);
         }
         PlanAction::Delete { id } => {
             let id = ids::of_plan(&bridge, &id).await?;

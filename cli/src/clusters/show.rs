@@ -6,11 +6,13 @@ use sched_bridge::place::{Explanation, NodeVerdict, Score, Verdict};
 use serde::Serialize;
 use serde_json::Value;
 use vmove_bridge_types::plan::{DeviceOutage, Plan, PlanState, PlanStep, StepState};
+use vmove_bridge_types::problem::Code;
 use vmove_bridge_types::requests::{
     LeaseInfo, LeaseList, NodeDetail, NodeList, NodeSummary, PlanList, StartedVm,
 };
 
-use crate::output::{fields, table};
+use crate::failure::Failure;
+use crate::output::{End, fields, say, say_either, table};
 
 /// A value as it is in JSON, without quotes.
 pub fn word(value: &impl Serialize) -> String {
@@ -174,7 +176,7 @@ pub fn plan(plan: &Plan) -> String {
         ]
     };
     let state = match &plan.state {
-        PlanState::Stopped { reason } => format!("stopped: {reason}"),
+        PlanState::Stopped { reason } => stopped_at(plan, reason),
         state => state_word(state),
     };
     let rows: Vec<_> = plan.steps.iter().map(row).collect();
@@ -187,6 +189,32 @@ pub fn plan(plan: &Plan) -> String {
         plan.hops.after,
         table(&["VM", "FROM", "TO", "MEMORY", "BARRIER", "WITHOUT DEVICES", "STATE"], &rows)
     )
+}
+
+/// Where a plan has stopped. Why is in the row of the step, if it was at one.
+fn stopped_at(plan: &Plan, reason: &str) -> String {
+    match plan.steps.iter().position(|step| matches!(step.state, StepState::Failed { .. })) {
+        Some(step) => format!("stopped at step {}", step + 1),
+        None => format!("stopped: {reason}"),
+    }
+}
+
+/// Says how a plan was run. One that has stopped is a failure, of which programs get one object with the plan in it.
+pub fn ran(plan: &Plan, json: bool) -> Result<(), End> {
+    let PlanState::Stopped { reason } = &plan.state else { return say_either(plan, json, self::plan) };
+    let mut failure = Failure::new(Code::Busy, why_stopped(plan, reason));
+    if json {
+        failure.details = serde_json::to_value(plan).ok();
+    } else {
+        say(&self::plan(plan))?;
+    }
+    Err(failure.into())
+}
+
+fn why_stopped(plan: &Plan, reason: &str) -> String {
+    let reason = reason.replace("`vmove plan run`", &format!("`vmove plan run {}`", plan.id));
+    let at = stopped_at(plan, &reason);
+    if at.ends_with(&reason) { format!("the plan has {at}") } else { format!("the plan has {at}: {reason}") }
 }
 
 /// For how long it is predicted to be without its devices.
@@ -254,7 +282,7 @@ mod tests {
     fn a_plan_that_stopped_says_why() {
         let text = serde_json::json!({
             "id": "p1", "purpose": "evacuate n1", "made_wall_ms": 0, "hops": { "before": 4, "after": 2 },
-            "state": { "is": "stopped", "reason": "a step failed" },
+            "state": { "is": "stopped", "reason": "a step failed; `vmove plan run` continues it" },
             "steps": [{
                 "vm": "web-0", "from": "n1", "to": { "vm": "web-0", "node": "n2" }, "memory_mib": 64,
                 "state": { "is": "failed", "reason": "no room" }
@@ -262,11 +290,24 @@ mod tests {
         });
         let stopped: Plan = serde_json::from_value(text).unwrap();
         let text = plan(&stopped);
-        assert!(text.starts_with("plan p1: evacuate n1, stopped: a step failed; hops 4 -> 2\n"), "{text}");
+        assert!(text.starts_with("plan p1: evacuate n1, stopped at step 1; hops 4 -> 2\n"), "{text}");
         assert!(
             text.ends_with("web-0  n1    n2  64 MiB  -        -                failed: no room\n"),
             "{text}"
         );
+        let said = |plan: &Plan| match ran(plan, true) {
+            Err(End::Failed(failure)) => failure,
+            other => panic!("{other:?}"),
+        };
+        let failure = said(&stopped);
+        assert_eq!(
+            failure.message,
+            "the plan has stopped at step 1: a step failed; `vmove plan run p1` continues it"
+        );
+        assert_eq!(failure.details.unwrap()["steps"][0]["state"]["reason"], "no room");
+        let not_drained = Plan { steps: Vec::new(), ..stopped.clone() };
+        assert_eq!(said(&not_drained).message.matches("a step failed").count(), 1);
+        assert!(plan(&not_drained).contains(", stopped: a step failed"));
         assert!(plans(&PlanList { plans: vec![stopped] }).ends_with("p1    evacuate n1  0/1    stopped\n"));
     }
 

@@ -16,9 +16,10 @@ use vmove_types::problem::{Code, Exit, Problem};
 use vmove_types::units::{format_bytes, format_ms};
 
 use crate::args::vfork::{Cli, Command, Create, Join, Restore, Save, Template, Warm};
-use crate::failure::Failure;
+use crate::failure::{Failure, where_it_went};
 use crate::manual;
 use crate::output::{End, note, parse, report, say, say_json, table};
+use crate::waiting::{LEFT_RUNNING, Wait};
 
 /// How often progress is asked for.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -37,30 +38,40 @@ pub fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return report("vfork", &Failure::new(Code::Internal, error.to_string()), json),
     };
-    match runtime.block_on(dispatch(cli)) {
+    let client = match cli.global.client() {
+        Ok(client) => client,
+        Err(failure) => return report("vfork", &failure, json),
+    };
+    let ended = runtime.block_on(async {
+        match dispatch(&client, cli).await {
+            Err(End::Failed(failure)) => Err(End::Failed(where_it_went(&client, failure).await)),
+            other => other,
+        }
+    });
+    match ended {
         Ok(exit) => ExitCode::from(exit.code()),
         Err(End::BrokenPipe) => ExitCode::SUCCESS,
+        Err(End::Left) => ExitCode::from(LEFT_RUNNING),
         Err(End::Failed(failure)) => report("vfork", &failure, json),
     }
 }
 
-async fn dispatch(cli: Cli) -> Result<Exit, End> {
-    let client = cli.global.client()?;
+async fn dispatch(client: &Client, cli: Cli) -> Result<Exit, End> {
     let json = cli.global.json;
     match cli.command {
-        Command::Create(args) => create(&client, *args, json).await,
-        Command::Warm(args) => warm(&client, &args, json).await,
-        Command::List => list(&client, json).await,
-        Command::Recover(args) => recover(&client, &args.id, json).await,
-        Command::Tree(args) => tree(&client, &args.vm, json).await,
-        Command::Kill(args) => kill(&client, &args.child, json).await,
-        Command::Join(args) => join(&client, &args, json).await,
-        Command::Promote(args) => promote(&client, &args.vm, json).await,
-        Command::Template(Template::Save(args)) => save(&client, args, json).await,
-        Command::Template(Template::Load(args)) => load(&client, &args.name, json).await,
-        Command::Template(Template::Restore(args)) => restore(&client, args, json).await,
-        Command::Template(Template::List) => list_templates(&client, json).await,
-        Command::Template(Template::Rm(args)) => remove(&client, &args.name, json).await,
+        Command::Create(args) => create(client, *args, json).await,
+        Command::Warm(args) => warm(client, &args, json).await,
+        Command::List => list(client, json).await,
+        Command::Recover(args) => recover(client, &args.id, json).await,
+        Command::Tree(args) => tree(client, &args.vm, json).await,
+        Command::Kill(args) => kill(client, &args.child, json).await,
+        Command::Join(args) => join(client, &args, json).await,
+        Command::Promote(args) => promote(client, &args.vm, json).await,
+        Command::Template(Template::Save(args)) => save(client, args, json).await,
+        Command::Template(Template::Load(args)) => load(client, &args.name, json).await,
+        Command::Template(Template::Restore(args)) => restore(client, args, json).await,
+        Command::Template(Template::List) => list_templates(client, json).await,
+        Command::Template(Template::Rm(args)) => remove(client, &args.name, json).await,
         Command::Simulate(args) => simulate(&args, json),
         Command::Completions(args) => manual::completions_of::<Cli>("vfork", args.shell),
         Command::Man(args) => manual::man(&args.dir, json),
@@ -84,6 +95,7 @@ async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> 
         return place::create(&args.at, vm, count, args.cluster.unwrap_or_default(), json).await;
     }
     let id = uuid::Uuid::new_v4().simple().to_string();
+    let of = args.vm.clone().or_else(|| args.template.clone()).unwrap_or_default();
     let request = ForkRequest {
         vm: args.vm,
         template: args.template,
@@ -105,10 +117,9 @@ async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> 
         let_run: args.let_run,
         parting: args.parting.request(),
     };
-    let done = tokio::select! {
-        done = client.fork(&request) => done?,
-        never = progress::show(client, &id, args.count) => match never {},
-    };
+    let wait = Wait::of_vfork(json, format!("fork of {of}"), left_to_itself(&id, &of));
+    let shown = progress::show(client, &id, args.count, json);
+    let done = wait.answer_shown(client.fork(&request), shown).await?;
     let failed = done.children.iter().filter(|child| child.error.is_some()).count();
     if json {
         say_json(&done)?;
@@ -126,6 +137,13 @@ async fn create(client: &Client, args: Create, json: bool) -> Result<Exit, End> 
         return Ok(Exit::Failed);
     }
     Ok(if done.lacks_devices() { Exit::NeedsRecovery } else { Exit::Done })
+}
+
+/// What is said to whoever does not wait for a fork.
+fn left_to_itself(id: &str, of: &str) -> String {
+    format!(
+        "the fork goes on, and cannot be called off: `vfork list` shows it ({id}), `vfork tree {of}` its children, `vfork kill CHILD` ends one"
+    )
 }
 
 fn describe(done: &ForkReport) -> String {
@@ -281,7 +299,12 @@ fn describe_hosts(done: &ForkReport) -> String {
 
 async fn warm(client: &Client, args: &Warm, json: bool) -> Result<Exit, End> {
     let request = WarmRequest { count: args.count, nodes: args.nodes.clone() };
-    let warm = client.prepare_children(&args.vm, &request).await?;
+    let vm = &args.vm;
+    let left = format!(
+        "children are still being prepared: `vfork tree {vm}` shows them, `vfork warm {vm} --count 0` ends them"
+    );
+    let wait = Wait::of_vfork(json, format!("children of {vm} are prepared"), left);
+    let warm = wait.answer(client.prepare_children(vm, &request)).await?;
     if json {
         say_json(&warm)?;
     } else {
@@ -314,7 +337,9 @@ async fn list(client: &Client, json: bool) -> Result<Exit, End> {
 }
 
 async fn recover(client: &Client, id: &str, json: bool) -> Result<Exit, End> {
-    let recovered = client.recover_fork(id).await?;
+    let left = format!("fork {id} is still being taken up: `vfork list` shows it");
+    let wait = Wait::of_vfork(json, format!("fork {id} is taken up"), left);
+    let recovered = wait.answer(client.recover_fork(id)).await?;
     if json {
         say_json(&recovered)?;
     } else {
@@ -385,7 +410,11 @@ async fn join(client: &Client, args: &Join, json: bool) -> Result<Exit, End> {
 }
 
 async fn promote(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
-    let done = client.promote(vm).await?;
+    let what = format!("{vm} is given memory of its own");
+    let left = format!(
+        "{vm} is still being given memory of its own: `vfork tree {vm}` says `private memory` until that is done"
+    );
+    let done = Wait::of_vfork(json, what, left).answer(client.promote(vm)).await?;
     if json {
         say_json(&done)?;
     } else if let Some(own) = done.own_memory {
@@ -415,7 +444,12 @@ async fn promote(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {
 async fn save(client: &Client, args: Save, json: bool) -> Result<Exit, End> {
     let Save { vm, name, let_run, parting } = args;
     let request = TemplateRequest { vm, name, let_run, parting: parting.request() };
-    let saved = client.save_template(&request).await?;
+    let (vm, name) = (&request.vm, &request.name);
+    let left = format!(
+        "template {name} is still being saved: `vfork template list` shows it, `vfork template rm {name}` removes it then"
+    );
+    let wait = Wait::of_vfork(json, format!("template {name} of {vm} is saved"), left);
+    let saved = wait.answer(client.save_template(&request)).await?;
     if json {
         say_json(&saved)?;
     } else {
@@ -443,7 +477,9 @@ async fn save(client: &Client, args: Save, json: bool) -> Result<Exit, End> {
 }
 
 async fn load(client: &Client, name: &str, json: bool) -> Result<Exit, End> {
-    let loaded = client.load_template(name).await?;
+    let left = format!("template {name} is still being loaded: `vfork template list` shows it");
+    let wait = Wait::of_vfork(json, format!("template {name} is loaded"), left);
+    let loaded = wait.answer(client.load_template(name)).await?;
     if json {
         say_json(&loaded)?;
     } else {
@@ -457,7 +493,12 @@ async fn load(client: &Client, name: &str, json: bool) -> Result<Exit, End> {
 
 async fn restore(client: &Client, args: Restore, json: bool) -> Result<Exit, End> {
     let Restore { template, vm, devices, grant } = args;
-    let restored = client.restore_template(&template, &RestoreRequest { vm, devices, grant }).await?;
+    let left = format!(
+        "the guest of template {template} is still being restored: `vmove list` shows it, `vmove stop VM` ends it"
+    );
+    let wait = Wait::of_vfork(json, format!("the guest of template {template} is restored"), left);
+    let request = RestoreRequest { vm, devices, grant };
+    let restored = wait.answer(client.restore_template(&template, &request)).await?;
     let vm = &restored.child.name;
     if json {
         say_json(&restored)?;

@@ -8,13 +8,18 @@ use vmove_spread::CHUNK;
 use vmove_types::fork_report::{ForkProgress, HostProgress};
 
 use super::PROGRESS_INTERVAL;
+use crate::output::note;
+use crate::waiting::{LINES_INTERVAL, PATIENCE};
 use vmove_client::Client;
 use vmove_types::units::format_bytes;
 
-/// Shows a fork until it is dropped; nothing where standard error is no terminal.
-pub async fn show(client: &Client, id: &str, count: usize) -> Infallible {
-    if !std::io::stderr().is_terminal() {
+/// Shows a fork until it is dropped: lines every few seconds where standard error is no terminal, and nothing to programs.
+pub async fn show(client: &Client, id: &str, count: usize, json: bool) -> Infallible {
+    if json {
         return std::future::pending().await;
+    }
+    if !std::io::stderr().is_terminal() {
+        return show_lines(client, id).await;
     }
     let mut lines = Lines::new(count);
     loop {
@@ -22,6 +27,17 @@ pub async fn show(client: &Client, id: &str, count: usize) -> Infallible {
         if let Ok(progress) = client.fork_progress(id).await {
             lines.update(&progress);
         }
+    }
+}
+
+/// The first one after a second: most forks are done by then.
+async fn show_lines(client: &Client, id: &str) -> Infallible {
+    tokio::time::sleep(PATIENCE).await;
+    loop {
+        if let Ok(progress) = client.fork_progress(id).await {
+            note(&format!("vfork: {}", line(&progress)));
+        }
+        tokio::time::sleep(LINES_INTERVAL).await;
     }
 }
 
@@ -67,9 +83,15 @@ fn add(all: &MultiProgress, length: u64, template: &str) -> ProgressBar {
 }
 
 fn line(progress: &ForkProgress) -> String {
-    match progress.keep.filter(|_| progress.phase == "copy") {
-        Some(kept) => format!("copy: {} % of the guest's memory", kept.pages * 100 / kept.of.max(1)),
-        None => format!(
+    let of = &progress.parent;
+    match (progress.phase.as_str(), progress.keep, progress.rehome) {
+        ("copy", Some(kept), _) => {
+            format!("copy: {} % of the guest's memory", kept.pages * 100 / kept.of.max(1))
+        }
+        ("rehome", _, Some(done)) => {
+            format!("rehome: {} % done of giving {of} memory of its own", done.bytes * 100 / done.of.max(1))
+        }
+        _ => format!(
             "{}: {} prepared, {} loaded, {} of {} running",
             progress.phase, progress.prepared, progress.loaded, progress.running, progress.children
         ),
@@ -98,6 +120,8 @@ fn host_line(host: &HostProgress) -> String {
 
 #[cfg(test)]
 mod tests {
+    use vmove_types::fork_report::RehomeProgress;
+
     use super::*;
 
     #[test]
@@ -114,6 +138,15 @@ mod tests {
         assert_eq!(host_line(&host), "n2: run, 2 of 3 running, 3.00 MiB of 4.00 MiB");
         host.repaired = 17;
         assert_eq!(host_line(&host), "n2: run, 2 of 3 running, 3.00 MiB of 4.00 MiB, 17 pieces repaired");
+    }
+
+    #[test]
+    fn memory_that_is_moved_has_a_share_that_is_done() {
+        let mut progress =
+            ForkProgress { parent: "web".to_owned(), phase: "rehome".to_owned(), ..ForkProgress::default() };
+        assert_eq!(line(&progress), "rehome: 0 prepared, 0 loaded, 0 of 0 running");
+        progress.rehome = Some(RehomeProgress { bytes: 3 << 30, of: 4 << 30 });
+        assert_eq!(line(&progress), "rehome: 75 % done of giving web memory of its own");
     }
 
     #[test]

@@ -54,8 +54,7 @@ pub async fn follow_until(
     json: bool,
     enough: impl Fn(&Progress) -> bool,
 ) -> Result<Followed, End> {
-    // Whoever only looks on has asked to see it.
-    let bar = if interrupt == Interrupt::Leaves && !json { Bar::or_lines() } else { Bar::new() };
+    let bar = if json { Bar::new() } else { Bar::or_lines() };
     let ended = watch(client, id, interrupt, &bar, &enough).await;
     bar.clear();
     ended

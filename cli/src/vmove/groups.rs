@@ -16,6 +16,7 @@ use vmove_types::units::format_ms;
 use super::Ended;
 use super::bar::Bar;
 use super::follow::{Interrupt, reconnect};
+use super::migrations::asked;
 use super::progress_text::{blocker_line, final_object, note_missing, state};
 use crate::failure::Failure;
 use crate::output::{End, fields, note, say, say_json, table};
@@ -27,7 +28,9 @@ pub async fn migrate(
     detach: bool,
     json: bool,
 ) -> Result<Ended, End> {
-    let taken = client.migrate_group(&GroupRequest { members }).await?;
+    let vms: Vec<&str> = members.iter().map(|member| member.vm.as_str()).collect();
+    let wait = asked(&vms, json);
+    let taken = wait.answer(client.migrate_group(&GroupRequest { members: members.clone() })).await?;
     taken.notes.iter().for_each(|first| note(&format!("vmove: {first}")));
     if !detach {
         return finish(client, &taken.id, Interrupt::Cancels, json).await;

@@ -7,6 +7,7 @@ use super::{Ended, groups};
 use crate::args::vmove::{History, Migrate, Reclaim, Recover, Status};
 use crate::failure::Failure;
 use crate::output::{End, note, say, say_json};
+use crate::waiting::Wait;
 use vmove_client::{Client, Error};
 use vmove_types::choice::ReadsFrom;
 use vmove_types::migration::ReclaimRequest;
@@ -18,7 +19,7 @@ pub async fn migrate(client: &Client, args: Migrate, json: bool) -> Result<Ended
         return groups::migrate(client, requests, args.detach, json).await;
     }
     let Some(request) = requests.pop() else { return Err(Failure::bad_request("expected a VM").into()) };
-    let taken = client.migrate(&request).await?;
+    let taken = asked(&[&request.vm], json).answer(client.migrate(&request)).await?;
     if let Some(first) = &taken.note {
         note(&format!("vmove: {first}"));
     }
@@ -33,6 +34,16 @@ pub async fn migrate(client: &Client, args: Migrate, json: bool) -> Result<Ended
         return until_there(client, &taken.id, json).await;
     }
     finish(client, &taken.id, Interrupt::Cancels, json).await
+}
+
+/// What is waited for until a migration has begun.
+pub(super) fn asked(vms: &[&str], json: bool) -> Wait {
+    let vms = vms.join(", ");
+    let what = format!("the migration of {vms} begins; memory that is private since a fork is copied first");
+    let left = format!(
+        "the migration of {vms} may still begin: `vmove status` shows it, `vmove cancel ID` calls it off"
+    );
+    Wait::of_vmove(json, what, left)
 }
 
 pub async fn recover(client: &Client, args: Recover, json: bool) -> Result<Ended, End> {

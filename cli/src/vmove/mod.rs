@@ -24,17 +24,14 @@ use std::process::ExitCode;
 
 use vmove_client::Client;
 use vmove_types::problem::{Code, Exit};
-use vmove_types::progress::{Outcome, Progress, Role};
 
 use crate::args::vmove::{
     Cli, Command, Devices, DevicesCommand, FabricCommand, HookCommand, LibvirtCommand, SetupCommand,
 };
-use crate::failure::Failure;
+use crate::failure::{Failure, where_it_went};
 use crate::output::{End, parse, report};
+use crate::waiting::LEFT_RUNNING;
 use crate::{clusters, manual, page};
-
-/// Exit code after a second Ctrl-C: the migration goes on, so none of the others would be true.
-const LEFT_RUNNING: u8 = 130;
 
 /// What a command came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,27 +69,10 @@ pub fn main() -> ExitCode {
     runtime.shutdown_background();
     match ended {
         Ok(Ended::With(exit)) => ExitCode::from(exit.code()),
-        Ok(Ended::LeftRunning) => ExitCode::from(LEFT_RUNNING),
+        Ok(Ended::LeftRunning) | Err(End::Left) => ExitCode::from(LEFT_RUNNING),
         Err(End::BrokenPipe) => ExitCode::SUCCESS,
         Err(End::Failed(failure)) => report("vmove", &failure, json),
     }
-}
-
-/// Adds to the failure that a VM is not here where it went, if this node remembers that.
-async fn where_it_went(client: &Client, mut failure: Failure) -> Failure {
-    if failure.code != Code::UnknownVm.word() {
-        return failure;
-    }
-    let Ok(known) = client.migrations().await else { return failure };
-    let is_meant = |m: &&Progress| failure.message.contains(&format!("{:?}", m.vm));
-    // The newest comes first: it may have come back and gone elsewhere.
-    let newest = known.migrations.iter().filter(is_meant).find(|m| matches!(m.outcome, Outcome::Done { .. }));
-    if let Some(Progress { vm, peer, id, .. }) = newest.filter(|m| m.role == Role::Source) {
-        failure.message = format!(
-            "{vm:?} is not on this node any more: it moved to {peer} (migration {id}). Ask vmoved there"
-        );
-    }
-    failure
 }
 
 async fn dispatch(client: &Client, cli: Cli) -> Result<Ended, End> {

@@ -1,0 +1,145 @@
+//! Commands that wait long for one answer: what they wait for is shown, and Ctrl-C leaves it to itself.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Instant, sleep};
+use vmove_types::units::format_ms;
+
+use crate::failure::Failure;
+use crate::output::{End, note, say_json};
+
+/// Exit code after a Ctrl-C: what was asked for goes on, so none of the others would be true.
+pub const LEFT_RUNNING: u8 = 130;
+/// An answer that comes sooner needs no line.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+/// How often a line says that it still waits, where there is no terminal.
+pub const LINES_INTERVAL: Duration = Duration::from_secs(5);
+/// How often the time on a terminal is written anew.
+const REDRAW_INTERVAL: Duration = Duration::from_millis(200);
+
+/// What is waited for. The daemon that was asked finishes it whether anybody waits or not.
+#[derive(Debug)]
+pub struct Wait {
+    /// The command that waits: `vmove` or `vfork`.
+    pub program: &'static str,
+    /// What is being done, such as `web is given memory of its own`.
+    pub what: String,
+    /// For whoever presses Ctrl-C: what goes on, how to look at it, how to undo it.
+    pub left: String,
+    /// A program reads the output.
+    pub json: bool,
+}
+
+impl Wait {
+    /// Something that `vfork` asked for.
+    pub fn of_vfork(json: bool, what: impl Into<String>, left: impl Into<String>) -> Self {
+        Self { program: "vfork", what: what.into(), left: left.into(), json }
+    }
+
+    /// Something that `vmove` asked for.
+    pub fn of_vmove(json: bool, what: impl Into<String>, left: impl Into<String>) -> Self {
+        Self { program: "vmove", what: what.into(), left: left.into(), json }
+    }
+
+    /// The answer.
+    ///
+    /// # Errors
+    /// Why it was refused, or [`End::Left`] after Ctrl-C.
+    pub async fn answer<T, E: Into<Failure>>(
+        &self,
+        answer: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, End> {
+        self.answer_shown(answer, self.show()).await
+    }
+
+    /// The answer, while something else is shown.
+    ///
+    /// # Errors
+    /// As [`Self::answer`].
+    pub async fn answer_shown<T, E: Into<Failure>>(
+        &self,
+        answer: impl Future<Output = Result<T, E>>,
+        show: impl Future<Output = Infallible>,
+    ) -> Result<T, End> {
+        let mut presses = signal(SignalKind::interrupt())?;
+        tokio::select! {
+            answer = answer => return Ok(answer.map_err(Into::into)?),
+            never = show => match never {},
+            _ = presses.recv() => {}
+        }
+        note(&format!("{}: {}", self.program, self.left));
+        if self.json {
+            say_json(&json!({ "code": "interrupted", "error": self.left, "exit_code": LEFT_RUNNING }))?;
+        }
+        Err(End::Left)
+    }
+
+    /// Shows what is waited for, until it is dropped.
+    async fn show(&self) -> Infallible {
+        if self.json {
+            return std::future::pending().await;
+        }
+        let begun = Instant::now();
+        if std::io::stderr().is_terminal() {
+            let line = OneLine::new();
+            loop {
+                line.0.set_message(self.line(begun));
+                sleep(REDRAW_INTERVAL).await;
+            }
+        }
+        sleep(PATIENCE).await;
+        loop {
+            note(&format!("{}: {}", self.program, self.line(begun)));
+            sleep(LINES_INTERVAL).await;
+        }
+    }
+
+    fn line(&self, begun: Instant) -> String {
+        let seconds = Duration::from_secs(begun.elapsed().as_secs());
+        format!("waiting: {} ({})", self.what, time(seconds))
+    }
+}
+
+/// `3 s`, `2m 05s`: without the fractions that a clock which runs does not need.
+pub fn time(passed: Duration) -> String {
+    let seconds = passed.as_secs();
+    if seconds < 60 { format!("{seconds} s") } else { format_ms(passed.as_secs_f64() * 1e3) }
+}
+
+/// A line on a terminal, which goes away with this.
+struct OneLine(ProgressBar);
+
+impl OneLine {
+    fn new() -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
+        // A template that does not parse would be a mistake of ours; the plain line does then.
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(REDRAW_INTERVAL);
+        Self(bar)
+    }
+}
+
+impl Drop for OneLine {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_has_whole_seconds() {
+        let told = |seconds: u64| time(Duration::from_millis(seconds * 1000 + 999));
+        assert_eq!([told(0), told(59), told(125)], ["0 s", "59 s", "2m 05s"]);
+    }
+}
