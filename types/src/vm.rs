@@ -102,6 +102,9 @@ pub struct VmDetail {
     /// Why it is not pinned, though that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_pinned: Option<String>,
+    /// In the answer to the request that started it: what another node will not take of its command line.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// Files that hold guest memory.
     pub ram: Vec<RamFileInfo>,
     /// Share of guest memory that QEMU maps by huge pages. 0 to 1; absent if it could not be read.

@@ -7,6 +7,7 @@ use super::progress_text::blocker_line;
 use super::secrets;
 use crate::args::vmove::{Adopt, Check, Pause, Run, Stop};
 use crate::output::{End, fields, note, say, say_json, table};
+use crate::waiting::Wait;
 use vmove_client::Client;
 use vmove_types::problem::Exit;
 use vmove_types::spec::{Bandwidth, MigrationSpec};
@@ -44,7 +45,13 @@ pub async fn run(client: &Client, args: Run, json: bool) -> Result<Exit, End> {
         grant: args.grant,
         pin: args.pin.or(args.prefer_pin.map(|pin| PinRequest { required: false, ..pin })),
     };
-    let vm = client.run(&request).await?;
+    let name = &request.name;
+    let left = format!("{name} is still being started: `vmove list` shows it, `vmove stop {name}` ends it");
+    let wait = Wait::of_vmove(json, format!("{name} is started"), left);
+    let vm = wait.answer(client.run(&request)).await?;
+    for text in &vm.notes {
+        note(&format!("vmove: {text}"));
+    }
     show_new(&vm, "Started", json)
 }
 

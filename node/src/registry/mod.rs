@@ -1,6 +1,7 @@
 //! The VMs of this node: started, taken in, watched, ended.
 
 pub(crate) mod adopt;
+mod elsewhere;
 mod error;
 mod monitor;
 mod news;

@@ -15,7 +15,7 @@ use vmove_types::Backing;
 use vmove_types::device::VmDevice;
 
 use super::starting::{self, Note};
-use super::{GIVE_BACK, Registry, RegistryError};
+use super::{GIVE_BACK, Registry, RegistryError, elsewhere};
 use crate::blocking::run_blocking;
 use vmove_types::vm::{RunRequest, VmDetail};
 
@@ -66,6 +66,7 @@ impl Registry {
         let mut line = CommandLine::parse(words)?;
         let devices = seat(&mut line, &request)?;
         let kept = if devices.is_empty() { request.command_line.clone() } else { texts(&line)? };
+        let notes = elsewhere::not_taken(&kept, &request.name).await?;
         let ram = line.rewrite_movable(&layout)?;
         line.plug(&devices);
         let made: Vec<RamFileSpec> =
@@ -95,7 +96,7 @@ impl Registry {
         run_blocking(move || starting::done(&vm_dir)).await?;
         tracing::info!(vm = %record.name, pid = record.pid, memory = %record.backing, "VM started");
         drop(reserved);
-        self.show(&record.name).await
+        Ok(VmDetail { notes, ..self.show(&record.name).await? })
     }
 
     /// Takes the devices, and looks whether QEMU may open all that it needs: it may open the devices only then.

@@ -69,6 +69,7 @@ impl Registry {
             huge_share,
             pinned: None,
             not_pinned: None,
+            notes: Vec::new(),
             command_line: record.command_line,
             environment: record.environment.into_iter().collect(),
         })

@@ -117,7 +117,10 @@ impl CommandLine {
     }
 
     /// Absolute paths on which QEMU listens or writes, the same on every node.
-    fn listening_paths(&self) -> Result<Vec<PathBuf>, CommandLineError> {
+    ///
+    /// # Errors
+    /// [`CommandLineError::Unreadable`].
+    pub fn listening_paths(&self) -> Result<Vec<PathBuf>, CommandLineError> {
         let mut found = Vec::new();
         for item in &self.items {
             let path = listening_path(item)?;
