@@ -1,9 +1,11 @@
 //! What commands print: tables for people, one JSON object for programs.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 use serde::Serialize;
 use serde_json::json;
 use unicode_width::UnicodeWidthStr;
@@ -19,10 +21,10 @@ pub enum End {
     Failed(Failure),
     /// Nobody reads our output any more (`vmove list | head -1`): success.
     BrokenPipe,
-}
-
     /// The operator does not want to wait for what goes on; that was said.
     Left,
+}
+
 impl<E: Into<Failure>> From<E> for End {
     fn from(error: E) -> Self {
         Self::Failed(error.into())
@@ -62,13 +64,37 @@ pub fn parse<C: Parser>(program: &str) -> Result<C, ExitCode> {
         Ok(command) => return Ok(command),
         Err(wrong) => wrong,
     };
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     // Help and versions are what was asked for.
-    if !wrong.use_stderr() || !std::env::args_os().any(|argument| argument == "--json") {
+    if !wrong.use_stderr() || !wants_json(&arguments) {
         wrong.exit();
     }
-    let text = wrong.to_string();
-    let text = text.trim_end().trim_start_matches("error: ");
+    let text = match wrong.kind() {
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+            lacks_command(C::command(), program, &arguments)
+        }
+        _ => wrong.to_string().trim_end().trim_start_matches("error: ").to_owned(),
+    };
     Err(report(program, &Failure::bad_request(text), true))
+}
+
+/// Whether this command was asked for JSON. What follows `--` is for another program.
+fn wants_json(arguments: &[OsString]) -> bool {
+    arguments.iter().take_while(|argument| *argument != "--").any(|argument| argument == "--json")
+}
+
+/// Says that a command lacks the command behind it, and which there are.
+fn lacks_command(mut command: clap::Command, program: &str, arguments: &[OsString]) -> String {
+    let mut name = program.to_owned();
+    for argument in arguments {
+        if let Some(next) = command.find_subcommand(argument) {
+            name = format!("{name} {}", next.get_name());
+            command = next.clone();
+        }
+    }
+    let there = command.get_subcommands().filter(|one| !one.is_hide_set()).map(clap::Command::get_name);
+    let there: Vec<&str> = there.collect();
+    format!("expected one of these behind `{name}`, found none: {}; see `{name} --help`", there.join(", "))
 }
 
 /// Says why a command failed: for people always, for programs when they asked.
@@ -138,6 +164,15 @@ mod tests {
     fn columns_align_for_wide_scripts() {
         let rows = [vec!["機械".to_owned(), "1".to_owned()], vec!["a".to_owned(), String::new()]];
         assert_eq!(table(&["NAME", "PID"], &rows), "NAME  PID\n機械  1\na\n");
+    }
+
+    #[test]
+    fn an_option_of_another_program_is_not_ours() {
+        let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
+        assert!(
+            wants_json(&words("--json run --name a")) && wants_json(&words("run --bogus --json -- qemu"))
+        );
+        assert!(!wants_json(&words("run --bogus -- qemu --json")));
     }
 
     #[test]

@@ -70,6 +70,18 @@ fn without_a_daemon_every_command_ends_with_5() {
 }
 
 #[test]
+fn json_of_wrong_usage_is_for_those_who_asked_for_it_and_one_sentence() {
+    let ended = Ended::of(Command::new(VMOVE).args(["run", "--bogus", "--", "qemu", "--json"])).expect(2);
+    assert!(ended.out.is_empty(), "it is QEMU's option: {ended:?}");
+    for (command, name) in [("lease", "list"), ("plan", "evacuate"), ("adapter", "check")] {
+        let ended = Ended::of(Command::new(VMOVE).args(["--json", command])).expect(2);
+        let error = ended.json()["error"].as_str().unwrap().to_owned();
+        assert!(error.starts_with(&format!("expected one of these behind `vmove {command}`")), "{error}");
+        assert!(error.contains(name) && !error.contains('\n'), "{error}");
+    }
+}
+
+#[test]
 fn watch_needs_a_terminal_and_says_what_else_there_is() {
     for arguments in [&["watch"][..], &["--json", "watch"], &["watch", "/nowhere/ctl.sock"]] {
         let ended = Ended::of(Command::new(VMOVE).args(arguments)).expect(2);

@@ -24,7 +24,8 @@ const LOST: u8 = 1;
 #[must_use]
 pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let ticket = std::env::var("VMOVE_FORK_TICKET").ok();
-    let options = match options::parse(arguments, ticket.as_deref()) {
+    let arguments: Vec<OsString> = arguments.collect();
+    let options = match options::parse(arguments.iter().cloned(), ticket.as_deref()) {
         Ok(Parsed::Help) => {
             say(options::HELP);
             return ExitCode::SUCCESS;
@@ -35,6 +36,9 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         }
         Ok(Parsed::Options(options)) => options,
         Err(error) => {
+            if options::want_json(&arguments) {
+                say(&format!("{}\n", json!({ "error": "usage", "message": error.to_string() })));
+            }
             eprintln!("vmove-fork: {error}\nTry 'vmove-fork --help'.");
             return ExitCode::from(USAGE);
         }

@@ -111,6 +111,11 @@ pub fn parse(
     asked(given, ticket).map(Parsed::Options)
 }
 
+/// Whether arguments that cannot be used ask for JSON. What follows `--` is for another program.
+pub fn want_json(arguments: &[OsString]) -> bool {
+    arguments.iter().take_while(|argument| *argument != "--").any(|argument| argument == "--json")
+}
+
 fn asked(given: Given, ticket: Option<&str>) -> Result<Options, lexopt::Error> {
     let Given { mut words, count, json, port, result } = given;
     if words.is_empty() {
