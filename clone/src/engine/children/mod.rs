@@ -65,7 +65,7 @@ pub struct Planned {
 impl ForkEngine {
     /// Plans of `count` children, each with the next of `names`, or without any with the next free name; `ordered`: numbers that the same fork
     /// gives to children on other nodes, which are remembered only when they run.
-    pub(in crate::engine) fn plan(
+    pub(in crate::engine) async fn plan(
         &self,
         base: &Base,
         parent: &str,
@@ -75,8 +75,8 @@ impl ForkEngine {
     ) -> Result<Vec<Planned>, ForkError> {
         let mut planned = Vec::new();
         let mut index = 0;
-        let elsewhere: Vec<String> =
-            self.members.list().into_iter().filter(|m| m.node.is_some()).map(|m| m.vm).collect();
+        let mut elsewhere = self.names_taken_away(parent).await;
+        elsewhere.extend(self.members.list().into_iter().filter(|m| m.node.is_some()).map(|m| m.vm));
         let mut away = self.numbers_kept(parent);
         away.extend(ordered);
         if !names.is_empty() {

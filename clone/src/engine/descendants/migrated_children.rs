@@ -1,7 +1,7 @@
 //! Children that migrations have taken to other nodes. A node knows from its journals where it has sent a guest and by which session;
 //! the node that it came to knows it by that session. So they are followed from node to node.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use vmove_node::blocking::run_blocking;
 use vmove_node::migrations::{Moved, QemuId};
@@ -25,6 +25,17 @@ impl ForkEngine {
     pub(super) async fn all_moved(&self) -> HashMap<QemuId, Moved> {
         let migrations = self.registry.migrations().clone();
         run_blocking(move || migrations.moved()).await.unwrap_or_default()
+    }
+
+    /// Names of a VM's children that migrations have taken from here. They may live, so their names are not given again.
+    pub(in crate::engine) async fn names_taken_away(&self, parent: &str) -> HashSet<String> {
+        let mut members = self.members.list();
+        members.retain(|member| self.registry.vms().get(&member.vm).is_err());
+        // Most guests have no child that is not here: no journal is read for them.
+        if !members.iter().any(|member| was_here(member, parent)) {
+            return HashSet::new();
+        }
+        names_of(&members, parent, &self.all_moved().await)
     }
 
     /// Asks where it has gone whether it lives, or has it ended there.
@@ -94,6 +105,17 @@ impl ForkEngine {
     }
 }
 
+/// A child of this VM that was started here.
+fn was_here(member: &Member, parent: &str) -> bool {
+    member.parent.as_deref() == Some(parent) && member.node.is_none()
+}
+
+/// Names of those children of a VM that migrations took.
+fn names_of(members: &[Member], parent: &str, moved: &HashMap<QemuId, Moved>) -> HashSet<String> {
+    let gone = |m: &&Member| was_here(m, parent) && moved.contains_key(&(m.pid, m.pid_start));
+    members.iter().filter(gone).map(|member| member.vm.clone()).collect()
+}
+
 /// How many nodes have been asked when the next one is, if it may be. The number before may be whatever another daemon says.
 const fn one_more(passed: u8) -> Option<u8> {
     if passed < MOST { Some(passed + 1) } else { None }
@@ -101,7 +123,36 @@ const fn one_more(passed: u8) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
+    use vmove_node::peer::{PeerTarget, SessionId};
+
     use super::*;
+
+    #[test]
+    fn the_name_of_a_child_that_moved_away_is_not_given_again() {
+        let member = |vm: &str, parent: &str, pid: i32, node: Option<&str>| Member {
+            vm: vm.to_owned(),
+            pid,
+            pid_start: 7,
+            parent: Some(parent.to_owned()),
+            index: 1,
+            fork: "f".to_owned(),
+            node: node.map(str::to_owned),
+            private: Vec::new(),
+            stopped_to_move: false,
+            by_guest: false,
+            lineage: None,
+        };
+        let to = PeerTarget { name: "a".to_owned(), address: "a:7420".to_owned() };
+        let moved = |pid| ((pid, 7), Moved { session: SessionId::random(), to: to.clone() });
+        let members = [
+            member("web.1", "web", 1, None),
+            member("web.2", "web", 2, None),
+            member("web.3", "web", 3, Some("c")),
+            member("db.1", "db", 4, None),
+        ];
+        let found = names_of(&members, "web", &HashMap::from([moved(2), moved(3), moved(4)]));
+        assert_eq!(found, HashSet::from(["web.2".to_owned()]));
+    }
 
     #[test]
     fn no_number_of_another_daemon_passes_the_bound() {

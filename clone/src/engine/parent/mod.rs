@@ -182,7 +182,8 @@ impl ForkEngine {
         let wanted = if names.is_empty() { count } else { 0 };
         let mut prepared = self.take_prepared(&fork.parent, wanted);
         self.drop_outdated(&mut prepared, &base.disks);
-        let planned = match self.plan(base, &fork.parent, count - prepared.len(), &hosts.numbers, names) {
+        let missing = count - prepared.len();
+        let planned = match self.plan(base, &fork.parent, missing, &hosts.numbers, names).await {
             Ok(planned) => planned,
             Err(error) => {
                 self.give_back(&fork.parent, prepared);

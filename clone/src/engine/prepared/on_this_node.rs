@@ -97,7 +97,7 @@ impl ForkEngine {
         have: &mut Vec<Prepared>,
     ) -> Result<(), ForkError> {
         let guest = self.look(vm).await?;
-        let planned = self.plan(&guest.base, vm, missing, &[], &[])?;
+        let planned = self.plan(&guest.base, vm, missing, &[], &[]).await?;
         // Where the parent's memory is its RAM file, that is what will be frozen.
         let private = self.members.get(&guest.record).is_some_and(|m| !m.private.is_empty());
         let record = guest.record.clone();
