@@ -77,8 +77,14 @@ impl CommandLine {
             let options = item.options().ok();
             let get = |key, implied| options.as_ref().and_then(|options| options.get(key, implied));
             let gone = match item.name() {
-                "qmp" | "qmp-pretty" => matches!(&options, Some(Options::Pairs(pairs))
-                    if pairs.first().and_then(|first| first.strip_prefix("unix:")).map(Path::new) == Some(socket)),
+                "qmp" | "qmp-pretty" => {
+                    let first = options.as_ref().and_then(|options| match options {
+                        Options::Pairs(pairs) => pairs.first().and_then(|first| first.strip_prefix("unix:")),
+                        Options::Json(_) => None,
+                    });
+                    let named = get("unix:path", false);
+                    first.or(named.as_deref()).map(Path::new) == Some(socket)
+                }
                 "mon" => get("chardev", true).is_some_and(|id| chardevs.contains(&id)),
                 "chardev" => get("id", false).is_some_and(|id| chardevs.contains(&id)),
                 _ => false,

@@ -112,7 +112,11 @@ fn substituted(value: &OsStr, plain: bool, layout: &RunLayout) -> Option<OsStrin
             _ => text.as_bytes().to_vec(),
         }
     };
-    let bytes = replace(bytes, b"{vmdir}", &write(layout.vm_dir.as_os_str()));
+    let named = match (bytes.strip_prefix(b"unix:{"), layout.vm_dir.to_str()) {
+        (Some(rest), Some(dir)) if !plain => [unix(dir).as_bytes(), b"{", rest].concat(),
+        _ => bytes.to_vec(),
+    };
+    let bytes = replace(&named, b"{vmdir}", &write(layout.vm_dir.as_os_str()));
     let bytes = replace(&bytes, b"{name}", &write(OsStr::new(&layout.name)));
     Some(OsString::from_vec(bytes))
 }
@@ -136,6 +140,11 @@ fn replace(bytes: &[u8], needle: &[u8], with: &[u8]) -> Vec<u8> {
     out
 }
 
+/// What stands before the path of a socket. QEMU takes a path with an equals sign for the name of an option, unless it is named itself.
+fn unix(path: &str) -> &'static str {
+    if path.contains('=') { "unix:path=" } else { "unix:" }
+}
+
 /// `-qmp` for vmove itself.
 pub(super) fn own_monitor(layout: &RunLayout) -> Result<Item, CommandLineError> {
     let path = layout.socket_argument()?;
@@ -144,5 +153,5 @@ pub(super) fn own_monitor(layout: &RunLayout) -> Result<Item, CommandLineError> 
         value: path.display().to_string(),
         expected: "the path of the monitor socket must be UTF-8",
     })?;
-    Ok(Item::new("-qmp", format!("unix:{},server=on,wait=off", options::escape(text))))
+    Ok(Item::new("-qmp", format!("{}{},server=on,wait=off", unix(text), options::escape(text))))
 }

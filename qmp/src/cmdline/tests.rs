@@ -276,6 +276,26 @@ fn placeholders_follow_the_rules_of_their_place() {
     }
 }
 
+/// QEMU takes what stands before the first equals sign for the name of an option.
+#[test]
+fn a_socket_may_have_an_equals_sign_in_its_path() {
+    let mut odd = layout();
+    (odd.name, odd.vm_dir, odd.qmp_socket) = ("a=b".to_owned(), "/run/a=b".into(), "/run/a=b/q".into());
+    let line = "qemu -m 1G -monitor unix:{vmdir}/mon,server=on,wait=off -serial file:{vmdir}/s.log";
+    let mut line = CommandLine::parse(words(line)).unwrap();
+    line.rewrite_movable(&odd).unwrap();
+    let found = joined(&line.to_argv());
+    for part in [
+        "-monitor unix:path=/run/a=b/mon,server=on,wait=off",
+        "-serial file:/run/a=b/s.log",
+        "-qmp unix:path=/run/a=b/q,server=on,wait=off",
+    ] {
+        assert!(found.contains(part), "{part} is not in {found}");
+    }
+    line.remove_monitor("/run/a=b/q".as_ref()).unwrap();
+    assert!(!joined(&line.to_argv()).contains("-qmp"), "{line:?}");
+}
+
 #[test]
 fn names_cannot_leave_the_memory_directory() {
     let mut odd = layout();
