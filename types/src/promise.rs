@@ -122,7 +122,7 @@ mod tests {
             basis: String::new(),
         };
         let told =
-            "hybrid, pause 9.0 ms, 3.10 s in all, 1.26 GiB; the goals hold up to 900.00 MB/s of writes";
+            "hybrid, pause 9.0 ms, 3.10 s in all, 1.26 GiB; the goals hold up to 858.31 MiB/s of writes";
         assert_eq!(promise.to_string(), told);
         let missed = Verdict {
             goal: Goal::MaxPause,

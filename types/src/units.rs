@@ -108,19 +108,19 @@ pub fn format_bytes(bytes: u64) -> String {
     format!("{value:.2} {unit}")
 }
 
-/// `1.25 GB/s`: decimal, as wires are sold.
+/// `1.16 GiB/s`: in the units of [`format_bytes`], so that what is left and how fast it goes can be compared.
 #[must_use]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked")]
 pub fn format_rate(bytes_per_s: f64) -> String {
-    let mut value = if bytes_per_s.is_finite() { bytes_per_s.max(0.0) } else { 0.0 };
-    let mut unit = "B/s";
-    for next in ["kB/s", "MB/s", "GB/s", "TB/s"] {
-        if value < 1000.0 {
-            break;
-        }
-        value /= 1000.0;
-        unit = next;
-    }
-    if unit == "B/s" { format!("{value:.0} {unit}") } else { format!("{value:.2} {unit}") }
+    let known = bytes_per_s.is_finite() && bytes_per_s > 0.0;
+    let bytes = if known { bytes_per_s.min(1e18) as u64 } else { 0 };
+    format!("{}/s", format_bytes(bytes))
+}
+
+/// `1 child`, `3 children`.
+#[must_use]
+pub fn number_of(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 /// `4.2 ms`, `1.50 s`, `2m 05s`, `1h 02m`.
@@ -235,8 +235,11 @@ mod tests {
         assert_eq!(format_bytes(1023), "1023 B");
         assert_eq!(format_bytes(3 << 29), "1.50 GiB");
         assert_eq!(format_bytes(u64::MAX), "16384.00 PiB");
-        assert_eq!(format_rate(1.25e9), "1.25 GB/s");
+        assert_eq!(format_rate(1.25e9), "1.16 GiB/s");
+        assert_eq!(format_rate(1e6), "976.56 KiB/s");
         assert_eq!(format_rate(f64::NAN), "0 B/s");
+        assert_eq!(number_of(1, "child", "children"), "1 child");
+        assert_eq!(number_of(0, "child", "children"), "0 children");
         assert_eq!(format_ms(4.25), "4.2 ms");
         assert_eq!(format_ms(1500.0), "1.50 s");
         assert_eq!(format_ms(125_000.0), "2m 05s");

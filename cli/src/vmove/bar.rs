@@ -279,7 +279,10 @@ mod tests {
         };
         let mut progress = Progress::begun("1", "v", Role::Source, "b");
         (progress.phase, progress.disks) = (Phase::Disks, vec![disk("vda", false), disk("vdb", true)]);
-        assert_eq!(line(&progress), "disks, vda: 1.00 MiB of 2.00 MiB, 1.00 MB/s, 1.00 s left, vdb: in step");
+        assert_eq!(
+            line(&progress),
+            "disks, vda: 1.00 MiB of 2.00 MiB, 976.56 KiB/s, 1.00 s left, vdb: in step"
+        );
     }
 
     #[test]
@@ -299,7 +302,7 @@ mod tests {
         };
         assert_eq!(
             line(&progress),
-            "rounds, 250.0 ms left, round 2, 512.00 MiB of 1.00 GiB, 2.00 GB/s, dirties 100000 pages/s"
+            "rounds, 250.0 ms left, round 2, 512.00 MiB of 1.00 GiB, 1.86 GiB/s, dirties 100000 pages/s"
         );
     }
 }

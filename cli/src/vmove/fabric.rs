@@ -4,6 +4,7 @@ use crate::output::{End, say, say_json};
 use vmove_client::Client;
 use vmove_types::node::{FabricCheck, FabricTrial};
 use vmove_types::problem::Exit;
+use vmove_types::units::format_rate;
 
 pub async fn check(client: &Client, to: &str, json: bool) -> Result<Exit, End> {
     let check = client.check_fabric(to).await?;
@@ -38,10 +39,9 @@ fn describe(check: &FabricCheck) -> String {
 
 fn found(tried: &FabricTrial) -> String {
     match (tried.read_4k_p50_us, tried.read_4k_p99_us, tried.read_bytes_per_s) {
-        (Some(p50), Some(p99), Some(rate)) => format!(
-            "works: READ of 4 KiB in {p50:.1} us (99 %: {p99:.1} us), {:.0} MiB/s",
-            rate / f64::from(1 << 20)
-        ),
+        (Some(p50), Some(p99), Some(rate)) => {
+            format!("works: READ of 4 KiB in {p50:.1} us (99 %: {p99:.1} us), {}", format_rate(rate))
+        }
         _ => format!("does not: {}", tried.problem.as_deref().unwrap_or("no reason was given")),
     }
 }
@@ -52,7 +52,7 @@ fn multicast(tried: &FabricTrial) -> Option<String> {
     }
     let (sent, lost, rate) = (tried.multicast_sent?, tried.multicast_lost?, tried.multicast_bytes_per_s?);
     let part = lost as f64 / sent.max(1) as f64 * 100.0;
-    Some(format!("works: {part:.1} % of {sent} datagrams lost at {:.1} MiB/s", rate / f64::from(1 << 20)))
+    Some(format!("works: {part:.1} % of {sent} datagrams lost at {}", format_rate(rate)))
 }
 
 #[cfg(test)]
@@ -76,7 +76,7 @@ mod tests {
             multicast_bytes_per_s: Some(f64::from(1 << 22)),
             ..tcp.clone()
         };
-        assert_eq!(multicast(&some).unwrap(), "works: 0.5 % of 1000 datagrams lost at 4.0 MiB/s");
+        assert_eq!(multicast(&some).unwrap(), "works: 0.5 % of 1000 datagrams lost at 4.00 MiB/s");
         let verbs = FabricTrial {
             fabric: "verbs".to_owned(),
             problem: Some("No RDMA path to the peer".to_owned()),
@@ -92,6 +92,6 @@ mod tests {
         let text = describe(&check);
         assert!(text.contains("a reaches b by tcp") && text.contains("no RDMA device"), "{text}");
         assert!(text.contains("does not: No RDMA path") && text.contains("21.3 us"), "{text}");
-        assert!(text.contains("1024 MiB/s"), "{text}");
+        assert!(text.contains("1.00 GiB/s"), "{text}");
     }
 }

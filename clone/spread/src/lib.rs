@@ -46,6 +46,7 @@ mod run;
 pub mod simulate;
 mod span;
 mod template;
+mod words;
 
 pub use error::SpreadError;
 pub use host::HostTotals;

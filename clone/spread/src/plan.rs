@@ -13,6 +13,7 @@ use crate::host_id::HostId;
 use crate::layout::{BLOCK_CHUNKS, CHUNK};
 use crate::root::OVERHEAD;
 use crate::route::{Route, Scheme};
+use crate::words;
 
 /// A leaf switch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -273,8 +274,8 @@ impl Network {
         let first = steps * block / self.link;
         let seconds = busiest + first;
         let arithmetic = format!(
-            "{name}: {copies_bytes:.0} MB in {busiest:.3} s, and {steps:.0} blocks of 256 KiB in {first:.3} s until the last host has the first",
-            copies_bytes = bytes / 1e6,
+            "{name}: {copied} in {busiest:.3} s, and {steps:.0} blocks of 256 KiB in {first:.3} s until the last host has the first",
+            copied = words::bytes(bytes),
         );
         Estimate { way, seconds, root_bytes, uplink_bytes, arithmetic }
     }

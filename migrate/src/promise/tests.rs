@@ -62,7 +62,7 @@ fn a_share_of_the_processors_takes_time_and_is_named_where_it_is_in_the_way() {
     assert!((50_000.0..51_000.0).contains(&promise.time_ms), "{promise:?}");
     assert!(promise.host_cpu_percent.is_some_and(|used| (4.9..=5.0).contains(&used)), "{promise:?}");
     assert!(
-        promise.basis.contains("5 % of the processors, which all together move 4.00 GB/s"),
+        promise.basis.contains("5 % of the processors, which all together move 3.73 GiB/s"),
         "{promise:?}"
     );
     // Without, the link is what holds it back.

@@ -11,21 +11,22 @@ export function bytes(count) {
 
 /** Bytes per second. */
 export function rate(bytesPerSecond) {
-  const [number, unit] = bytesPerSecond >= 1e9 ? [bytesPerSecond / 1e9, "GB/s"] : [bytesPerSecond / 1e6, "MB/s"];
-  return `${number.toFixed(2)} ${unit}`;
+  return `${bytes(Math.floor(bytesPerSecond))}/s`;
 }
 
-/** Milliseconds. */
+/** Milliseconds: "4.2 ms", "1.50 s", "2m 05s", "1h 02m". */
 export function time(ms) {
   if (ms < 1000) return `${ms.toFixed(1)} ms`;
-  if (ms < 120_000) return `${(ms / 1000).toFixed(2)} s`;
-  const minutes = Math.round(ms / 60_000);
-  return minutes < 120 ? `${minutes} min` : `${(minutes / 60).toFixed(1)} h`;
+  if (ms < 60_000) return `${(ms / 1000).toFixed(2)} s`;
+  const seconds = Math.floor(ms / 1000);
+  const two = (number) => String(number).padStart(2, "0");
+  if (seconds < 3600) return `${Math.floor(seconds / 60)}m ${two(seconds % 60)}s`;
+  return `${Math.floor(seconds / 3600)}h ${two(Math.floor((seconds % 3600) / 60))}m`;
 }
 
 /** Microseconds. */
 export function micros(us) {
-  return us < 1000 ? `${us.toFixed(0)} µs` : time(us / 1000);
+  return us < 1000 ? `${us.toFixed(0)} us` : time(us / 1000);
 }
 
 /** 12345.6 becomes "12,346". */

@@ -6,6 +6,7 @@ use svg::Document;
 use svg::node::element::{Line, Polyline, Rectangle, Text};
 
 use super::Outcome;
+use crate::words::bytes;
 
 /// One row for each way.
 pub(super) fn table(outcomes: &[Outcome]) -> String {
@@ -27,15 +28,6 @@ pub(super) fn table(outcomes: &[Outcome]) -> String {
         );
     }
     text
-}
-
-fn bytes(count: f64) -> String {
-    match count {
-        c if c >= 1e12 => format!("{:.2} TB", c / 1e12),
-        c if c >= 1e9 => format!("{:.2} GB", c / 1e9),
-        c if c >= 1e6 => format!("{:.1} MB", c / 1e6),
-        c => format!("{:.0} kB", c / 1e3),
-    }
 }
 
 const COLOURS: [&str; 4] = ["#0b6e99", "#c2571a", "#3d7a2e", "#7a3d8f"];

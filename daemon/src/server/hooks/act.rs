@@ -16,6 +16,7 @@ use vmove_types::migration::Taken;
 use vmove_types::problem::{Code, Problem};
 use vmove_types::progress::{GuestPlace, Outcome};
 use vmove_types::spec::{MigrationSpec, Visit};
+use vmove_types::units::format_ms;
 use vmove_types::vm::Running;
 
 use super::bridge;
@@ -255,10 +256,10 @@ async fn allow_migration(
     let promoted = app.forks.clone().promote(vm.to_owned()).await.map_err(IntoProblem::into_problem)?;
     Ok(promoted.own_memory.map(|own| {
         format!(
-            "the memory of {:?} was private since a fork: it was given memory of its own first ({:.0} ms, guest stood still for {:.1} ms)",
+            "the memory of {:?} was private since a fork: it was given memory of its own first ({}, guest stood still for {})",
             promoted.vm,
-            own.total_ms,
-            own.stood_still_ms()
+            format_ms(own.total_ms),
+            format_ms(own.stood_still_ms())
         )
     }))
 }
