@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use vmove_memory::{MemoryDir, MemoryError};
 use vmove_node::reservations::{Rooms, Wanted};
 use vmove_types::Backing;
+use vmove_types::units::number_of;
 
 use crate::CloneError;
 
@@ -109,8 +110,9 @@ impl Demand {
             let wanted = self.guest_total();
             if wanted > rooms.guest.left() {
                 return Err(CloneError::NoRoom(format!(
-                    "{count} children on huge pages need ({count} + 1) x {} MiB = {} MiB of free huge pages, since each of them \
+                    "{} on huge pages needs ({count} + 1) x {} MiB = {} MiB of free huge pages, since each of them \
                      {}; found {}: take fewer children, or raise vm.nr_hugepages",
+                    fork_of(count),
                     mib(self.written_bytes),
                     mib(wanted),
                     match self.template_bytes {
@@ -132,15 +134,16 @@ impl Demand {
             let pinned = match self.pinned_bytes() {
                 0 => String::new(),
                 bytes => format!(
-                    " + {} MiB more, since {} children{} get devices of the node, for which all guest memory is copied and pinned",
+                    " + {} MiB more, since {}{} get devices of the node, for which all guest memory is copied and pinned",
                     mib(bytes),
-                    self.pinned.children,
+                    number_of(self.pinned.children, "child", "children"),
                     if self.pinned.parent { " and the parent" } else { "" }
                 ),
             };
             return Err(CloneError::NoRoom(format!(
-                "{count} children need {first}{count} x ({} MiB of QEMU + {} MiB that each is expected to write){pinned} = {} MiB, found {} \
+                "{} needs {first}{count} x ({} MiB of QEMU + {} MiB that each is expected to write){pinned} = {} MiB, found {} \
                  available: take fewer children, or say by --expect-written that they write less",
+                fork_of(count),
                 mib(QEMU_BYTES),
                 if self.reserved { 0 } else { mib(self.written_bytes) },
                 mib(wanted),
@@ -149,6 +152,10 @@ impl Demand {
         }
         Ok(())
     }
+}
+
+fn fork_of(count: u64) -> String {
+    format!("a fork into {}", number_of(count, "child", "children"))
 }
 
 /// Why memory could not be mapped privately: where no huge page is left for what may be written, that is said in words.

@@ -175,7 +175,7 @@ async fn a_host_that_refuses_says_why_and_the_guest_runs_on() {
         .extend(["-chardev".to_owned(), format!("null,id=n,logfile={}", log.path().display())]);
     first.registry.run(request).await.unwrap();
     for (node, why) in [
-        (&second, "1 children were asked for, this node allows 0"),
+        (&second, "1 child was asked for, this node allows 0"),
         (&third, "(rule chardev.logfile): leave it out, or name the rule among options in [peers]"),
     ] {
         let request = ForkRequest {

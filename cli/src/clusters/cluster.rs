@@ -61,8 +61,9 @@ async fn stop(cluster: One, json: bool) -> Result<(), End> {
     let stopped = wait.answer(bridge.stop_vms(&id, &StopVms { vms: Vec::new() })).await?;
     let record = bridge.release_lease(&id).await?;
     let told = json!({ "stopped": stopped.vms, "record": record });
-    say_either(&told, json, |_| {
-        format!("{} VMs of {id} are stopped, and its lease is given back", stopped.vms.len())
+    say_either(&told, json, |_| match stopped.vms.len() {
+        1 => format!("1 VM of {id} is stopped, and its lease is given back"),
+        count => format!("{count} VMs of {id} are stopped, and its lease is given back"),
     })
 }
 
@@ -74,8 +75,8 @@ async fn relocate(args: Move, json: bool) -> Result<(), End> {
         let id = plan.id.to_string();
         plan = plan::running(&id, json).answer(bridge.run_plan(&id)).await?;
     }
-}
     show::ran(&plan, json)
+}
 
 async fn fork(args: Fork, json: bool) -> Result<(), End> {
     let (bridge, id) = found(&args.cluster).await?;

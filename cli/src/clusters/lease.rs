@@ -7,14 +7,15 @@ use sched_bridge::model::VmName;
 use vmove_bridge_types::lease::Part;
 use vmove_bridge_types::requests::{LeaseInfo, StartRequest, StartVm, StopVms};
 use vmove_client::bridge::Bridge;
+use vmove_types::units::number_of;
 
 use super::input::bridge;
 use super::{ids, show};
 use crate::args::clusters::{LeaseAction, LeaseArgs};
 use crate::failure::Failure;
 use crate::output::{End, say_either};
-
 use crate::waiting::Wait;
+
 /// Between two attempts while no bridge answers.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -52,8 +53,12 @@ pub async fn run(args: LeaseArgs, json: bool) -> Result<(), End> {
             say_either(&answer, json, |answer| show::started(&answer.vms))
         }
         LeaseAction::Stop { id, vm } => {
-            let stopped = bridge.stop_vms(&id, &StopVms { vms: names(vm)? }).await?;
-            say_either(&stopped, json, |stopped| format!("{} VMs are stopped", stopped.vms.len()))
+            let left = format!("VMs of {id} are still being stopped: `vmove cluster status {id}` shows them");
+            let wait = Wait::of_vmove(json, format!("VMs of {id} are stopped"), left);
+            let stopped = wait.answer(bridge.stop_vms(&id, &StopVms { vms: names(vm)? })).await?;
+            say_either(&stopped, json, |stopped| {
+                number_of(stopped.vms.len() as u64, "VM is stopped", "VMs are stopped")
+            })
         }
         LeaseAction::Release { id } => say_either(&bridge.release_lease(&id).await?, json, |record| {
             format!("released after {:.4} GPU-hours", record.gpu_hours)

@@ -6,6 +6,7 @@ use sched_bridge::model::Assignment;
 use sched_bridge::topology::Topology;
 use vmove_bridge_types::requests::TopologyText;
 use vmove_bridge_types::topology_text;
+use vmove_types::units::number_of;
 
 use super::input::{bridge, read};
 use crate::args::clusters::TopologyArgs;
@@ -39,10 +40,10 @@ pub async fn run(args: TopologyArgs, json: bool) -> Result<(), End> {
 
 fn summary(topology: &Topology) -> String {
     format!(
-        "{} switches on {} levels, {} nodes",
-        topology.switches().len(),
-        topology.height(),
-        topology.nodes().count()
+        "{} on {}, {}",
+        number_of(topology.switches().len() as u64, "switch", "switches"),
+        number_of(topology.height().into(), "level", "levels"),
+        number_of(topology.nodes().count() as u64, "node", "nodes")
     )
 }
 

@@ -309,7 +309,9 @@ async fn warm(client: &Client, args: &Warm, json: bool) -> Result<Exit, End> {
         say_json(&warm)?;
     } else {
         let away: String = warm.nodes.iter().map(|at| format!(", {} on {}", at.prepared, at.node)).collect();
-        say(&format!("{} children of {:?} are prepared here{away}", warm.prepared, warm.vm))?;
+        let of = if warm.prepared == 1 { "child of" } else { "children of" };
+        let are = if warm.prepared == 1 { "is" } else { "are" };
+        say(&format!("{} {of} {:?} {are} prepared here{away}", warm.prepared, warm.vm))?;
     }
     Ok(Exit::Done)
 }
@@ -397,15 +399,24 @@ async fn join(client: &Client, args: &Join, json: bool) -> Result<Exit, End> {
             if json {
                 say_json(&node)?;
             } else {
-                say(&format!("All {} children of {:?} have ended", node.children.len(), args.vm))?;
+                say(&all_ended(node.children.len(), &args.vm))?;
             }
             return Ok(Exit::Done);
         }
         if until.is_some_and(|until| Instant::now() >= until) {
-            let text = format!("{left} children of {:?} have not ended, or cannot be asked", args.vm);
+            let (of, have) = if left == 1 { ("child of", "has") } else { ("children of", "have") };
+            let text = format!("{left} {of} {:?} {have} not ended, or cannot be asked", args.vm);
             return Err(Problem::new(Code::Busy, text).into());
         }
         tokio::time::sleep(if away { OTHER_NODES_INTERVAL } else { PROGRESS_INTERVAL }).await;
+    }
+}
+
+fn all_ended(children: usize, vm: &str) -> String {
+    match children {
+        0 => format!("{vm:?} has no children"),
+        1 => format!("The only child of {vm:?} has ended"),
+        many => format!("All {many} children of {vm:?} have ended"),
     }
 }
 

@@ -20,6 +20,7 @@ use vmove_node::store::VmStoreError;
 use vmove_types::fork_report::ForkFailure;
 use vmove_types::problem::{Code, Problem, ProblemCode, chain};
 use vmove_types::progress::MissingDevice;
+use vmove_types::units::number_of;
 
 pub use self::distribution::{DistributionError, VerbsError};
 pub use self::images::ImageError;
@@ -78,7 +79,10 @@ pub enum ForkError {
     #[error(transparent)]
     Hook(#[from] ForbiddenByHook),
     /// More children than the policy allows.
-    #[error("{asked} children were asked for, this node allows {allowed} (max-children in [fork])")]
+    #[error(
+        "{} asked for, this node allows {allowed} (max-children in [fork])",
+        number_of(*asked as u64, "child was", "children were")
+    )]
     TooManyChildren {
         /// Children of the request.
         asked: usize,
@@ -502,6 +506,6 @@ pub enum DivisionError {
         count: usize,
     },
     /// Some children are to be elsewhere, and only this node is named.
-    #[error("{0} children are to be elsewhere, and no other node is named")]
+    #[error("{} to be elsewhere, and no other node is named", number_of(*.0 as u64, "child is", "children are"))]
     NoOthers(usize),
 }
