@@ -159,6 +159,25 @@ async fn a_child_on_the_second_host_has_the_memory_of_its_parent() {
     first.registry.stop("web", true).await.unwrap();
 }
 
+#[tokio::test]
+async fn a_fork_of_what_is_not_here_is_refused_and_not_listed() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start("n1", dir.path(), ForkPolicy::default()).await;
+    let of = |vm: Option<&str>, template: Option<&str>| ForkRequest {
+        vm: vm.map(str::to_owned),
+        template: template.map(str::to_owned),
+        count: 1,
+        ..ForkRequest::default()
+    };
+    for (request, code) in
+        [(of(Some("a=b"), None), Code::UnknownVm), (of(None, Some("golden")), Code::UnknownTemplate)]
+    {
+        let error = node.engine.clone().create(request).await.unwrap_err();
+        assert_eq!(error.code(), code, "{}", error.message());
+    }
+    assert!(node.engine.list().forks.is_empty(), "{:?}", node.engine.list());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_host_that_refuses_says_why_and_the_guest_runs_on() {
     let program = vmove_skip::need!(vmove_skip::qemu());

@@ -68,6 +68,8 @@ impl ForkEngine {
         // Before the VM is claimed: a hook may take its time.
         self.ask_before_fork(&id, &parent, &request).await?;
         let claim = self.claim_at_home(&parent).await?;
+        // Of what is not here there is no fork that could be listed.
+        self.is_here(&request, &parent)?;
         let told = ForkProgress {
             id: id.clone(),
             parent: parent.clone(),
@@ -89,6 +91,13 @@ impl ForkEngine {
             self.go_on(claim, fork.id, left, wanted);
         }
         ended
+    }
+
+    fn is_here(&self, request: &ForkRequest, parent: &str) -> Result<(), ForkError> {
+        if request.template.is_some() {
+            return self.loaded_template(parent).map(drop);
+        }
+        Ok(self.registry.vms().get(parent).map(drop)?)
     }
 
     /// The steps of a fork: check, call hosts, freeze, make children, report. The parent is without its devices from before the freeze until
