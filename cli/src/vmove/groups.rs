@@ -16,8 +16,8 @@ use vmove_types::units::format_ms;
 use super::Ended;
 use super::bar::Bar;
 use super::follow::{Interrupt, reconnect};
-use super::migrations::asked;
 use super::progress_text::{blocker_line, final_object, note_missing, state};
+use super::waiting::asked;
 use crate::failure::Failure;
 use crate::output::{End, fields, note, say, say_json, table};
 

@@ -2,12 +2,11 @@
 
 use super::follow::Interrupt;
 use super::progress_text::{describe, print_list};
-use super::waiting::{finish, started, until_there};
+use super::waiting::{asked, finish, started, until_there};
 use super::{Ended, groups};
 use crate::args::vmove::{History, Migrate, Reclaim, Recover, Status};
 use crate::failure::Failure;
 use crate::output::{End, note, say, say_json};
-use crate::waiting::Wait;
 use vmove_client::{Client, Error};
 use vmove_types::choice::ReadsFrom;
 use vmove_types::migration::ReclaimRequest;
@@ -34,16 +33,6 @@ pub async fn migrate(client: &Client, args: Migrate, json: bool) -> Result<Ended
         return until_there(client, &taken.id, json).await;
     }
     finish(client, &taken.id, Interrupt::Cancels, json).await
-}
-
-/// What is waited for until a migration has begun.
-pub(super) fn asked(vms: &[&str], json: bool) -> Wait {
-    let vms = vms.join(", ");
-    let what = format!("the migration of {vms} begins; memory that is private since a fork is copied first");
-    let left = format!(
-        "the migration of {vms} may still begin: `vmove status` shows it, `vmove cancel ID` calls it off"
-    );
-    Wait::of_vmove(json, what, left)
 }
 
 pub async fn recover(client: &Client, args: Recover, json: bool) -> Result<Ended, End> {

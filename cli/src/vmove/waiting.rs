@@ -6,6 +6,7 @@ use super::Ended;
 use super::follow::{Followed, Interrupt, follow, follow_until};
 use super::progress_text::{describe, final_object, note_missing, summary, when};
 use crate::output::{End, note, say, say_json};
+use crate::waiting::Wait;
 use vmove_client::Client;
 use vmove_types::problem::Exit;
 use vmove_types::progress::{Outcome, Phase, Progress};
@@ -17,6 +18,16 @@ pub(super) fn started(id: &str, json: bool) -> Result<Ended, End> {
         say(&format!("Migration {id} is at work; follow it by: vmove status {id} --follow"))?;
     }
     Ok(Ended::With(Exit::Done))
+}
+
+/// What is waited for until a migration has begun.
+pub(super) fn asked(vms: &[&str], json: bool) -> Wait {
+    let vms = vms.join(", ");
+    let what = format!("the migration of {vms} begins; memory that is private since a fork is copied first");
+    let left = format!(
+        "the migration of {vms} may still begin: `vmove status` shows it, `vmove cancel ID` calls it off"
+    );
+    Wait::of_vmove(json, what, left)
 }
 
 /// Waits for the end and says how it was.
