@@ -7,11 +7,10 @@ use std::time::Duration;
 use glob::Pattern;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use vmove_types::units;
+use vmove_types::{typo, units};
 
 use crate::action::{Action, ForkCount, TemplateName, Where};
 use crate::condition::{Fields, pattern};
-use crate::names;
 use crate::own::Own;
 use crate::rate::{AtMost, Rate};
 use crate::trigger::{self, Trigger, Word};
@@ -58,7 +57,7 @@ pub struct HookEntry {
 
 /// One text, or a list of them.
 #[derive(Debug, Clone, Default, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text, or a list of texts")]
 enum OneOrMore {
     #[default]
     None,
@@ -414,7 +413,7 @@ pub fn warnings(hooks: &[Hook]) -> Vec<String> {
 /// The name in `known` that `name` was probably meant to be.
 #[must_use]
 pub fn nearest_hook<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    names::nearest(name, known)
+    typo::nearest(name, known)
 }
 
 #[cfg(test)]

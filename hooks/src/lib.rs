@@ -27,7 +27,6 @@ pub mod hooks;
 mod journal;
 mod loops;
 pub mod metrics;
-mod names;
 pub mod node;
 pub mod own;
 pub mod program;

@@ -4,8 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use vmove_types::typo;
+
 use crate::event::{Event, Name};
-use crate::names;
 use crate::own::Own;
 
 /// Words of `on` for signals of the host.
@@ -107,7 +108,7 @@ pub(crate) fn word(text: &str) -> Result<Word, String> {
     }
     let ours = Own::ALL.into_iter().map(Own::as_str).chain(HOST);
     let known = ours.chain(vmove_qmp::known_events().iter().map(String::as_str));
-    let hint = names::nearest(text, known).map(|name| format!("; did you mean \"{name}\"?"));
+    let hint = typo::nearest(text, known).map(|name| format!("; did you mean \"{name}\"?"));
     Err(format!(
         "expected the name of a QMP event in capital letters (MEMORY_FAILURE), or one of {}, found \"{text}\"{}",
         Own::ALL.into_iter().map(Own::as_str).chain(HOST).collect::<Vec<_>>().join(", "),
@@ -121,7 +122,7 @@ pub(crate) fn unknown_qmp(name: &str) -> Option<String> {
     if known.iter().any(|one| one == name) {
         return None;
     }
-    let hint = names::nearest(name, known.iter().map(String::as_str));
+    let hint = typo::nearest(name, known.iter().map(String::as_str));
     let hint = hint.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
     Some(format!(
         "QMP event {name} is not known: a newer QEMU may have it, otherwise this hook never runs{hint}"

@@ -35,6 +35,7 @@ pub mod report;
 pub mod spec;
 pub mod time;
 pub mod tuning;
+pub mod typo;
 pub mod units;
 pub mod vm;
 
