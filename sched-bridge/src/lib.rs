@@ -41,3 +41,4 @@ pub mod picture;
 pub mod place;
 pub mod request;
 pub mod topology;
+mod unreadable;

@@ -140,6 +140,52 @@ fn plain_toml() {
 }
 
 #[test]
+fn a_misspelt_key_is_named_with_its_line_and_the_nearest_one() {
+    let (toml, yaml, conf) = (Format::Toml, Format::SlurmYaml, Format::SlurmConf);
+    for (text, format, line, key, near) in [
+        ("\n[[switchs]]\nname = \"l1\"\n", toml, 2, "`switchs`", "`switches`?"),
+        ("[[switches]]\nname = \"l1\"\nnode = [\"a\"]\n", toml, 3, "`node`", "`nodes`?"),
+        ("[[switches]]\nname = \"l1\"\nlink-speed = \"1\"\n", toml, 3, "`link-speed`", "`link_speed`?"),
+        ("- topology: t\n  tre: {}\n", yaml, 2, "`tre`", "`tree`?"),
+        (
+            "- topology: t\n  tree:\n    switches:\n    - switch: s\n      node: a\n",
+            yaml,
+            5,
+            "`node`",
+            "`nodes`?",
+        ),
+        ("SwitchName=a Nodes=n1\nSwitchNam=b\n", conf, 2, "\"switchnam\"", "SwitchName?"),
+        ("SwitchName=a Node=n1\n", conf, 1, "\"node\"", "Nodes?"),
+        ("BlockName=a Node=n1\n", conf, 1, "\"node\"", "Nodes?"),
+    ] {
+        let error = import(text, format, &[]).unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains(key) && said.contains(&format!("did you mean {near}")), "{text}: {said}");
+        assert_eq!(error.line(), line, "{said}");
+        assert_eq!(said.matches(&format!("line {line}")).count(), 1, "told once: {said}");
+    }
+}
+
+#[test]
+fn a_file_without_switches_does_not_become_a_topology() {
+    for (text, format) in [
+        ("", Format::Toml),
+        ("style = \"flat\"\n", Format::Toml),
+        ("switches = []\n", Format::Toml),
+        ("\n# SwitchName=a Nodes=n1\n", Format::SlurmConf),
+        ("- topology: t\n  tree: {switches: []}\n", Format::SlurmYaml),
+        ("{\"items\": []}", Format::Labels),
+        ("", Format::IbNetDiscover),
+    ] {
+        let error = import(text, format, &[]).unwrap_err();
+        assert!(error.to_string().contains("expected"), "{text}: {error}");
+    }
+    // A flat network has one switch.
+    let flat = "style = \"flat\"\n[[switches]]\nname = \"flat\"\nnodes = [\"a\", \"b\"]\n";
+    assert_eq!(hops(&import(flat, Format::Toml, &[]).unwrap().topology, "a", "b"), Some(1));
+}
+
+#[test]
 fn bad_topologies_are_refused_with_their_line() {
     for (text, line, words) in [
         ("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n1\n", 2, "node n1 is below switch b, but also below a"),

@@ -9,6 +9,7 @@ use crate::ids::NodeName;
 
 /// One switch as a source describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SwitchSpec {
     /// Its name.
     pub name: SwitchName,
@@ -33,6 +34,7 @@ impl SwitchSpec {
 
 /// A topology in JSON, YAML or TOML of our own.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct TopologyFile {
     #[serde(default)]
     pub style: Style,

@@ -85,6 +85,9 @@ pub enum TopologyError {
         /// The missing one.
         child: String,
     },
+    /// No switch is described.
+    #[error("no switch is described; expected one at least, with the nodes below it")]
+    NoSwitch,
     /// Switches that are below themselves.
     #[error("{origin}switches are below each other in a cycle: {path}; expected a tree")]
     Cycle {
@@ -111,6 +114,7 @@ impl TopologyError {
             | Self::TwoParents { origin, .. }
             | Self::NoSuchSwitch { origin, .. }
             | Self::Cycle { origin, .. } => origin.line,
+            Self::NoSwitch => 0,
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Reads a topology in any format.
 
+use super::build::TopologyFile;
 use super::{Imported, Topology, TopologyError, ibnet, labels, slurm_conf, slurm_yaml};
 use crate::ids::NodeName;
+use crate::unreadable::Unreadable;
 
 /// Format of a topology.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,22 +45,31 @@ impl Format {
 /// Reads a topology. `all_nodes` are those of the fleet: a flat `topology.yaml` names none itself.
 ///
 /// # Errors
-/// What is wrong, with its line.
+/// What is wrong, with its line; or there is no switch at all.
 pub fn import(text: &str, format: Format, all_nodes: &[NodeName]) -> Result<Imported, TopologyError> {
-    let topology = match format {
-        Format::IbNetDiscover => return ibnet::read(text),
-        Format::SlurmConf => slurm_conf::read(text)?,
-        Format::SlurmYaml => slurm_yaml::read(text, None, all_nodes)?,
-        Format::Labels => labels::read_json(text)?,
-        Format::Toml => toml::from_str::<Topology>(text).map_err(|error| {
-            let line =
-                error.span().map_or(0, |span| text[..span.start.min(text.len())].lines().count().max(1));
-            TopologyError::syntax(
-                line,
-                error.message().to_owned(),
-                "[[switches]] with name, and switches or nodes as lists",
-            )
-        })?,
+    let imported = match format {
+        Format::IbNetDiscover => ibnet::read(text)?,
+        Format::SlurmConf => without_notes(slurm_conf::read(text)?),
+        Format::SlurmYaml => without_notes(slurm_yaml::read(text, None, all_nodes)?),
+        Format::Labels => without_notes(labels::read_json(text)?),
+        Format::Toml => without_notes(read_toml(text)?),
     };
-    Ok(Imported { topology, notes: Vec::new() })
+    // Whoever publishes it would take every node out of the network. A flat network has a switch, too.
+    if imported.topology.switches().is_empty() {
+        return Err(TopologyError::NoSwitch);
+    }
+    Ok(imported)
+}
+
+fn without_notes(topology: Topology) -> Imported {
+    Imported { topology, notes: Vec::new() }
+}
+
+fn read_toml(text: &str) -> Result<Topology, TopologyError> {
+    let file: TopologyFile = toml::from_str(text).map_err(|error| {
+        let expected = "[[switches]] with name, and switches or nodes as lists";
+        let Unreadable { line, reason, expected, .. } = Unreadable::toml(text, &error, expected);
+        TopologyError::syntax(line, reason, expected)
+    })?;
+    file.try_into()
 }

@@ -4,6 +4,8 @@
 
 use std::fmt::Write as _;
 
+use vmove_types::typo;
+
 use super::hostlist::compress;
 use super::names::{node_names, switch_names, texts};
 use super::{Builder, Origin, Style, SwitchId, SwitchSpec, Topology, TopologyError, block};
@@ -32,11 +34,8 @@ pub fn read(text: &str) -> Result<Topology, TopologyError> {
             "blockname" => blocks.push((block_of(&pairs, line)?, line)),
             "blocksizes" => sizes = Some((block::sizes(&pairs[0].1, line)?, line)),
             other => {
-                return Err(TopologyError::syntax(
-                    line,
-                    format!("unknown key {other:?} at the start of a line"),
-                    KEYS,
-                ));
+                let first = ["SwitchName", "BlockName", "BlockSizes"];
+                return Err(unknown(other, "at the start of a line", &first, line));
             }
         }
     }
@@ -99,6 +98,13 @@ fn pairs(text: &str, line: usize) -> Result<Vec<(String, String)>, TopologyError
     Ok(pairs)
 }
 
+/// A key that has no meaning where it is; those in `known` would have one.
+fn unknown(key: &str, place: &str, known: &[&str], line: usize) -> TopologyError {
+    let near = typo::nearest(key, known.iter().copied());
+    let near = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+    TopologyError::syntax(line, format!("unknown key {key:?} {place}"), format!("{KEYS}{near}"))
+}
+
 /// One switch, or several that differ only in their names.
 fn switch(pairs: &[(String, String)], line: usize) -> Result<Vec<SwitchSpec>, TopologyError> {
     let mut specs: Vec<SwitchSpec> = Vec::new();
@@ -110,7 +116,7 @@ fn switch(pairs: &[(String, String)], line: usize) -> Result<Vec<SwitchSpec>, To
             "nodes" => nodes = node_names(value, line)?,
             "linkspeed" => speed = Some(value.clone()),
             other => {
-                return Err(TopologyError::syntax(line, format!("unknown key {other:?} of a switch"), KEYS));
+                return Err(unknown(other, "of a switch", &["Switches", "Nodes", "LinkSpeed"], line));
             }
         }
     }
@@ -135,7 +141,7 @@ fn block_of(pairs: &[(String, String)], line: usize) -> Result<SwitchSpec, Topol
         match key.as_str() {
             "nodes" => spec.nodes = node_names(value, line)?,
             other => {
-                return Err(TopologyError::syntax(line, format!("unknown key {other:?} of a block"), KEYS));
+                return Err(unknown(other, "of a block", &["Nodes"], line));
             }
         }
     }

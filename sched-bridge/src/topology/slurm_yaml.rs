@@ -6,6 +6,7 @@ use super::hostlist::compress;
 use super::names::{node_names, switch_names, texts, valid};
 use super::{Builder, Origin, Style, SwitchName, SwitchSpec, Topology, TopologyError, block};
 use crate::ids::NodeName;
+use crate::unreadable::Unreadable;
 
 /// One topology of the file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -60,8 +61,9 @@ struct Block {
 /// What is wrong, with its line.
 pub fn read(text: &str, name: Option<&str>, all_nodes: &[NodeName]) -> Result<Topology, TopologyError> {
     let entries: Vec<Entry> = serde_yaml_ng::from_str(text).map_err(|error| {
-        let line = error.location().map_or(0, |location| location.line());
-        TopologyError::syntax(line, error.to_string(), "a list of topologies, each with tree, block or flat")
+        let expected = "a list of topologies, each with tree, block or flat";
+        let Unreadable { line, reason, expected, .. } = Unreadable::yaml(&error, expected);
+        TopologyError::syntax(line, reason, expected)
     })?;
     let chosen = match name {
         Some(name) => entries.iter().find(|entry| entry.topology == name),
