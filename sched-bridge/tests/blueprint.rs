@@ -1,8 +1,6 @@
 //! Blueprints in two languages, taken apart, and bad ones.
 #![allow(clippy::tests_outside_test_module, reason = "this whole file is a test module")]
 
-use std::error::Error;
-
 use proptest::prelude::*;
 use sched_bridge::blueprint::{Kind, Language, NetworkMode, decompose, read};
 use sched_bridge::request::Catalog;
@@ -78,6 +76,34 @@ fn nothing_is_dropped() {
 }
 
 #[test]
+fn a_misspelt_key_is_named_with_its_line_and_the_nearest_one() {
+    for (text, line, key, near) in [
+        (YAML.replace("environments:", "enviroments:"), "line 3 ", "`enviroments`", "`environments`?"),
+        (YAML.replace("adapter: ironic", "adaptor: ironic"), "line 7 ", "`adaptor`", "`adapter`?"),
+        (YAML.replace("kind: bare-metal", "kind: baremetal"), "line 7 ", "`baremetal`", "`bare-metal`?"),
+        (XML.replace("adapter=\"ironic\"", "adaptor=\"ironic\""), "line 5:", "`@adaptor`", "`@adapter`?"),
+        (XML.replace("kind=\"bare-metal\"", "kind=\"baremetal\""), "line 5:", "`baremetal`", "`bare-metal`?"),
+        (
+            XML.replace("<artifact>app</artifact>", "<artefact>app</artefact>"),
+            "line 4:",
+            "`artefact`",
+            "`artifact`?",
+        ),
+        (
+            XML.replace("connection from=\"head\" to=\"viewer\"", "conection from=\"head\" to=\"viewer\""),
+            "line 10:",
+            "`conection`",
+            "`connection`?",
+        ),
+    ] {
+        let said = read(&text, Language::guess(&text)).unwrap_err().to_string();
+        assert!(said.starts_with(line), "{text}: {said}");
+        assert!(said.contains(key) && said.contains(&format!("did you mean {near}")), "{text}: {said}");
+        assert_eq!(said.matches("line").count(), 1, "told once: {said}");
+    }
+}
+
+#[test]
 fn bad_blueprints_say_what_is_wrong() {
     for (text, words) in [
         (
@@ -92,6 +118,10 @@ fn bad_blueprints_say_what_is_wrong() {
         (YAML.replace("count: 8", "count: 0"), "count is 0"),
         (YAML.replace(", request: m1.small", ""), "a VM without a request"),
         (YAML.replace("m1.large; xpus=1", "m1.large; xpuss=1"), "unknown key \"xpuss\""),
+        (
+            YAML.replace("m1.large; xpus=1", "m1.larg"),
+            "environment \"solver\": request: column 1: unknown instance type \"m1.larg\"",
+        ),
         (YAML.replace("kind: bare-metal", "kind: ghost"), "line 7"),
         (YAML.replace("environments:", "environment:"), "unknown field"),
         (
@@ -102,9 +132,8 @@ fn bad_blueprints_say_what_is_wrong() {
         ("<blueprint name=\"x\">\n<environment".to_owned(), "line 2"),
     ] {
         let result = read(&text, Language::guess(&text)).and_then(|own| decompose(&own, &Catalog::default()));
-        let error = result.unwrap_err();
-        let whole = format!("{error}: {}", error.source().map(ToString::to_string).unwrap_or_default());
-        assert!(whole.contains(words), "{words}\n{whole}");
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(words), "{words}\n{error}");
     }
 }
 

@@ -139,7 +139,10 @@ fn every_mistake_is_named_with_its_place() {
         ("2.toml:4: key \"xpus\": ", "a built-in key has this name"),
         ("2.toml:6: key \"k\": ", "2 of key, label, trait and values are given; expected exactly one"),
         ("2.toml:9: alias \"q\": ", "expected xpus, hcas or vfs"),
-        ("3.toml:2: unknown field `tipes`", "expected tables [types.NAME]"),
+        (
+            "3.toml:2: unknown field `tipes`",
+            "expected one of `types`, `keys`, `aliases`; did you mean `types`?",
+        ),
     ] {
         let found = said.iter().any(|text| text.starts_with(start) && text.contains(words));
         assert!(found, "{start}…{words}:\n{}", said.join("\n"));
@@ -180,7 +183,16 @@ fn bad_definitions() {
             "must be 4..18446744073709551615 and 0..2",
         ),
         ("[types.a]\nrequest = 3\n", "site.toml:1: type \"a\": invalid type: integer"),
-        ("[types.a]\nrequests = \"m1.small\"\n", "unknown field `requests`"),
+        (
+            "[types.a]\n\nrequests = \"m1.small\"\n",
+            "site.toml:3: type \"a\": unknown field `requests`, expected `request` or `description`; did you mean `request`?",
+        ),
+        ("[types]\na = { requests = \"m1.small\" }\n", "site.toml:2: type \"a\": unknown field `requests`"),
+        (
+            "[aliases.a]\ncounts = \"xpus\"\nwiht = \"\"\n",
+            "site.toml:3: alias \"a\": unknown field `wiht`, expected one of `counts`, `with`, `description`; did you mean `with`?",
+        ),
+        ("[types.a]\nrequest = \"m1.smal\"\n", "did you mean \"m1.small\"?"),
         ("[types.a]\n", "missing field `request`"),
         ("[types.\"a b\"]\nrequest = \"m1.small\"\n", "not a name"),
         ("[types.or]\nrequest = \"m1.small\"\n", "not a name"),

@@ -52,6 +52,7 @@ fn bad_instance_types_say_where_and_what() {
     for (text, words) in [
         ("", "column 1: a condition is missing"),
         ("m1.small; xpuss=2", "column 11: unknown key \"xpuss\""),
+        ("m1.small; xpuss=2", "; did you mean \"xpus\"?"),
         ("m1.small; xpus=many", "\"many\" as xpus"),
         ("m1.small; xpus!=2", "operator != for xpus"),
         ("m1.small; cpu_arch>x86_64", "operator > for cpu_arch"),
@@ -61,6 +62,7 @@ fn bad_instance_types_say_where_and_what() {
         ("m1.small; hypervisor_type=kvm; hypervisor_type!=kvm", "must be and must not be kvm"),
         ("m1.small; m1.large", "instance types m1.small and m1.large"),
         ("m2.small", "unknown instance type \"m2.small\""),
+        ("m1.smal", "; did you mean \"m1.small\"?"),
         ("m1.small; xpus=0; xpu_arch=fermi", "xpus=0 beside"),
         ("(m1.small", "not closed"),
         ("m1.small)", "without an opening one"),
@@ -159,6 +161,32 @@ fn virtual_clusters_in_toml_and_yaml() {
         "name: cfd\ncompactness: {mode: unconstrained}\nvms:\n- {name: w, count: 2, request: m1.small}\n";
     let cluster = read(yaml, Language::of("a.yaml"), &Catalog::default()).unwrap();
     assert_eq!((cluster.request.count(), cluster.request.compactness.mode), (2, Mode::Unconstrained));
+}
+
+#[test]
+fn a_misspelt_key_of_a_cluster_is_named_with_its_line_and_the_nearest_one() {
+    let (toml, yaml) = (Language::Toml, Language::Yaml);
+    for (text, language, line, key, near) in [
+        ("name = \"a\"\nvmss = []\n", toml, 2, "`vmss`", "`vms`?"),
+        ("name = \"a\"\n[[vms]]\ncuont = 3\n", toml, 3, "`cuont`", "`count`?"),
+        ("name = \"a\"\n[compactness]\nmax-hop = 3\n", toml, 3, "`max-hop`", "`max_hops`?"),
+        ("name = \"a\"\n[compactness]\nmode = \"requird\"\n", toml, 3, "`requird`", "`required`?"),
+        ("name: a\nvms:\n- {name: w}\nnaer: {}\n", yaml, 4, "`naer`", "`near`?"),
+        ("name: a\nvms:\n- name: w\n  cuont: 3\n", yaml, 4, "`cuont`", "`count`?"),
+        (
+            "name = \"a\"\n# request\n[[vms]]\nrequest = \"m1.small; xpuss=1\"\n",
+            toml,
+            4,
+            "\"xpuss\"",
+            "\"xpus\"?",
+        ),
+        ("name: a\nvms:\n- name: w\n  request: m1.smal\n", yaml, 4, "\"m1.smal\"", "\"m1.small\"?"),
+    ] {
+        let said = read(text, language, &Catalog::default()).unwrap_err().to_string();
+        assert!(said.starts_with(&format!("line {line}")), "{text}: {said}");
+        assert!(said.contains(key) && said.contains(&format!("did you mean {near}")), "{text}: {said}");
+        assert_eq!(said.matches("line").count(), 1, "told once: {said}");
+    }
 }
 
 #[test]

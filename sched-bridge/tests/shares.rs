@@ -101,6 +101,11 @@ fn the_operator_says_what_the_kernel_does_not() {
     assert_eq!(addresses(&remote), ["remote:10.0.0.9:8308/0", "remote:10.0.0.9:8308/1"]);
     for (wrong, words) in [
         ("[[vgpus]]\nname = \"x\"\n", "unknown field"),
+        ("[[vgpus]]\n\ntyp = \"x\"\n", "line 3"),
+        (
+            "[[vgpus]]\n\ntyp = \"x\"\n",
+            "unknown field `typ`, expected one of `type`, `gpus`, `traits`; did you mean `type`?",
+        ),
         (
             "[[vgpus]]\ntype = \"a\"\n[[vgpus]]\ntype = \"b\"\ngpus = [\"0000:98:00.0\"]\n",
             "expected GPUs that no other",

@@ -146,14 +146,14 @@ fn one() -> u32 {
 #[non_exhaustive]
 pub enum BlueprintError {
     /// Invalid YAML or XML, or other elements.
-    #[error(
-        "{place}: {reason}; expected a blueprint: name, environments (name, kind, count, request, adapter, artifacts, command), artifacts (name, source), connections (from, to, network)"
-    )]
+    #[error("{place}: {reason}; expected {expected}")]
     Syntax {
         /// Line and column, if they are known.
         place: String,
         /// What is there.
         reason: String,
+        /// What should be there.
+        expected: String,
     },
     /// A name that is not defined.
     #[error("{place}: there is no {what} {name:?}; expected one of: {known}")]
@@ -178,7 +178,7 @@ pub enum BlueprintError {
         expected: &'static str,
     },
     /// A request that is refused.
-    #[error("environment {environment:?}: request")]
+    #[error("environment {environment:?}: request: {source}")]
     Request {
         /// Of which environment.
         environment: String,

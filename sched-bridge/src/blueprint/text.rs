@@ -12,10 +12,14 @@
 use quick_xml::Reader;
 use quick_xml::events::Event;
 use serde::Deserialize;
+use vmove_types::typo;
 
 use crate::model::NodeName;
+use crate::unreadable::{Unreadable, place};
 
 use super::{Artifact, Blueprint, BlueprintError, Connection, Environment, Kind, NetworkMode, one};
+
+const EXPECTED: &str = "a blueprint: name, environments (name, kind, count, request, adapter, artifacts, command), artifacts (name, source), connections (from, to, network)";
 
 /// Language of a blueprint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,20 +44,40 @@ impl Language {
 /// Text that is not a blueprint, with its line.
 pub fn read(text: &str, language: Language) -> Result<Blueprint, BlueprintError> {
     match language {
-        Language::Yaml => serde_yaml_ng::from_str(text).map_err(|error| BlueprintError::Syntax {
-            place: error
-                .location()
-                .map_or("file".to_owned(), |at| format!("line {} column {}", at.line(), at.column())),
-            reason: error.to_string(),
-        }),
+        Language::Yaml => {
+            serde_yaml_ng::from_str(text).map_err(|error| Unreadable::yaml(&error, EXPECTED).into())
+        }
         Language::Xml => {
             well_formed(text)?;
-            let blueprint: XmlBlueprint = quick_xml::de::from_str(text).map_err(|error| {
-                BlueprintError::Syntax { place: "XML".to_owned(), reason: error.to_string() }
+            let mut xml = quick_xml::de::Deserializer::from_str(text);
+            let blueprint = XmlBlueprint::deserialize(&mut xml).map_err(|error| {
+                let reason = error.to_string();
+                let read = offset(text, xml.get_ref().get_ref().buffer_position());
+                let at = place(text, begin(text, read, &reason)).map(|(line, _)| (line, 0));
+                BlueprintError::from(Unreadable::new(at, &reason, EXPECTED))
             })?;
             Ok(blueprint.into())
         }
     }
+}
+
+impl From<Unreadable> for BlueprintError {
+    fn from(wrong: Unreadable) -> Self {
+        Self::Syntax { place: wrong.place(), reason: wrong.reason, expected: wrong.expected }
+    }
+}
+
+/// The byte of a text at which a reader is.
+fn offset(text: &str, position: u64) -> usize {
+    usize::try_from(position).unwrap_or(usize::MAX).min(text.len())
+}
+
+/// Where the name is that a mistake is about: the deserializer has `read` a little more.
+fn begin(text: &str, read: usize, reason: &str) -> usize {
+    let Some(name) = typo::unknown(reason).map(|name| name.trim_start_matches('@')) else { return read };
+    let before = text.get(..read).unwrap_or(text);
+    let is_begin = |at: usize| before[..at].ends_with(|c: char| c.is_whitespace() || "<\"'".contains(c));
+    before.rmatch_indices(name).map(|(at, _)| at).find(|at| is_begin(*at)).unwrap_or(read)
 }
 
 /// Whether it is well-formed. The deserializer does not say where an error is; the reader does.
@@ -61,9 +85,8 @@ fn well_formed(text: &str) -> Result<(), BlueprintError> {
     let mut reader = Reader::from_str(text);
     let mut depth = 0_u32;
     let bad = |position: u64, reason: String| {
-        let before = text.get(..usize::try_from(position).unwrap_or(0).min(text.len())).unwrap_or("");
-        let place = format!("line {}", before.matches('\n').count() + 1);
-        Err(BlueprintError::Syntax { place, reason })
+        let at = place(text, offset(text, position)).map(|(line, _)| (line, 0));
+        Err(Unreadable::new(at, &reason, EXPECTED).into())
     };
     loop {
         match reader.read_event() {

@@ -20,6 +20,7 @@
 use std::net::SocketAddr;
 
 use serde::Deserialize;
+use vmove_types::typo;
 
 use crate::model::PciAddress;
 
@@ -72,7 +73,7 @@ impl Settings {
     /// # Errors
     /// What is wrong, and where.
     pub fn read(text: &str) -> Result<Self, String> {
-        let settings: Self = toml::from_str(text).map_err(|error| error.to_string())?;
+        let settings: Self = toml::from_str(text).map_err(|error| typo::hinted(&error.to_string()))?;
         for (at, vgpus) in settings.vgpus.iter().enumerate() {
             let all = vgpus.gpus.is_empty();
             let twice = settings.vgpus[..at].iter().any(|other| {

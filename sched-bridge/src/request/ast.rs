@@ -133,10 +133,15 @@ impl Key {
         NAMES.iter().find(|(_, names)| names.contains(&lower.as_str())).map(|(key, _)| key.clone())
     }
 
+    /// The first name of each that has names.
+    pub(super) fn names() -> impl Iterator<Item = &'static str> {
+        NAMES.iter().map(|(_, names)| names[0])
+    }
+
     /// All names, for messages.
     #[must_use]
     pub fn known() -> String {
-        let names: Vec<&str> = NAMES.iter().map(|(_, names)| names[0]).collect();
+        let names: Vec<&str> = Self::names().collect();
         format!("one of {}, trait:NAME, label:NAME", names.join(", "))
     }
 

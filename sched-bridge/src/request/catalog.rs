@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
+use vmove_types::typo;
 
 use super::clause::clause;
 use super::{Clause, Expr, Key, Op, RequestError};
@@ -153,7 +154,11 @@ impl Catalog {
             RequestError::syntax(
                 place,
                 format!("unknown instance type {name:?}"),
-                one_of(&self.types, " (vmove place --types lists all)"),
+                format!(
+                    "{}{}",
+                    one_of(&self.types, " (vmove place --types lists all)"),
+                    near(name, self.types.keys().map(String::as_str))
+                ),
             )
         })
     }
@@ -164,7 +169,11 @@ impl Catalog {
             RequestError::syntax(
                 place,
                 format!("unknown alias {name:?}"),
-                one_of(&self.aliases, ", or one that [aliases] of a file in instance_types defines"),
+                format!(
+                    "{}{}",
+                    one_of(&self.aliases, ", or one that [aliases] of a file in instance-types defines"),
+                    near(name, self.aliases.keys().map(String::as_str))
+                ),
             )
         })
     }
@@ -181,6 +190,12 @@ impl Catalog {
         format!("{}{own}", Key::known())
     }
 
+    /// The key that `name` was probably meant to be, for messages.
+    pub(super) fn nearest_key(&self, name: &str) -> String {
+        let built_in = Key::names().map(|known| -> &str { known });
+        near(name, built_in.chain(self.keys.keys().map(String::as_str)))
+    }
+
     /// What `NAME op VALUE` means.
     pub(super) fn condition(
         &self,
@@ -193,7 +208,10 @@ impl Catalog {
             return clause(key, op, value, place).map(Expr::Is);
         }
         match self.own_key(name) {
-            None => Err(RequestError::syntax(place, format!("unknown key {name:?}"), self.known_keys())),
+            None => {
+                let expected = format!("{}{}", self.known_keys(), self.nearest_key(name));
+                Err(RequestError::syntax(place, format!("unknown key {name:?}"), expected))
+            }
             Some(KeyMeaning::Key(key)) => clause(key.clone(), op, value, place).map(Expr::Is),
             Some(KeyMeaning::Trait(wanted)) => {
                 let word = match (op, value.to_ascii_lowercase().as_str()) {
@@ -216,6 +234,11 @@ impl Catalog {
             }
         }
     }
+}
+
+/// The known name that `name` was probably meant to be, for the end of messages.
+fn near<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
+    typo::nearest(name, known).map(|near| format!("; did you mean {near:?}?")).unwrap_or_default()
 }
 
 fn one_of<T>(named: &BTreeMap<String, T>, more: &str) -> String {

@@ -6,9 +6,11 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use toml::Spanned;
+use vmove_types::typo;
 
 use super::catalog::{AliasMeaning, AliasText, Catalog, DEEPEST, Defined, KeyMeaning, KeyText, TypeText};
 use super::{Expr, Key, Op, RequestError, instance, lower};
+use crate::unreadable::Unreadable;
 
 /// Most bytes of one file.
 pub const LARGEST_FILE: usize = 1 << 20;
@@ -185,12 +187,9 @@ impl Reader<'_> {
         match toml::from_str(text) {
             Ok(file) => Some(file),
             Err(error) => {
-                let line = error.span().map_or(0, |span| line(text, span.start));
-                let reason = format!(
-                    "{}; expected tables [types.NAME], [keys.NAME] and [aliases.NAME]",
-                    error.message()
-                );
-                self.say(number, line, reason);
+                let expected = "tables [types.NAME], [keys.NAME] and [aliases.NAME]";
+                let wrong = Unreadable::toml(text, &error, expected);
+                self.say(number, wrong.line, format!("{}; expected {}", wrong.reason, wrong.expected));
                 None
             }
         }
@@ -219,7 +218,11 @@ impl Reader<'_> {
             let text = match value.into_inner().try_into::<T>() {
                 Ok(text) => text,
                 Err(error) => {
-                    self.say(number, line, format!("{what} {name:?}: {}", error.message().trim()));
+                    let reason = typo::hinted(error.message().trim());
+                    let line = typo::unknown(&reason)
+                        .and_then(|key| line_of_key(&self.sources[number].text, line, key))
+                        .unwrap_or(line);
+                    self.say(number, line, format!("{what} {name:?}: {reason}"));
                     continue;
                 }
             };
@@ -372,6 +375,17 @@ fn alias_meaning(text: &AliasText, catalog: &Catalog) -> Result<AliasMeaning, Re
 
 fn line(text: &str, at: usize) -> usize {
     text.get(..at).map_or(0, |before| before.matches('\n').count() + 1)
+}
+
+/// The line of a key in the table of a definition that begins on a line, if it has one for itself.
+fn line_of_key(text: &str, begin: usize, key: &str) -> Option<usize> {
+    let below = text.lines().enumerate().skip(begin);
+    let mut own = below.take_while(|(_, line)| !line.trim_start().starts_with('['));
+    let is = |line: &str| {
+        let rest = line.trim_start().strip_prefix(key);
+        rest.is_some_and(|rest| rest.trim_start().starts_with('='))
+    };
+    own.find(|(_, line)| is(line)).map(|(at, _)| at + 1)
 }
 
 impl Expr {

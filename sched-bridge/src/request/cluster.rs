@@ -23,6 +23,7 @@ use super::nova::extra_specs;
 use super::{Catalog, Expr, RequestError, instance, lower};
 use crate::model::{ClusterName, NodeName, SwitchName};
 use crate::place::{AntiAffinity, ClusterRequest, Compactness, Domain, Mode, Near, NearTo, VmGroup};
+use crate::unreadable::Unreadable;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -120,39 +121,50 @@ pub struct ReadCluster {
 pub fn read(text: &str, language: Language, catalog: &Catalog) -> Result<ReadCluster, RequestError> {
     let expected = "a virtual cluster: name, [[vms]] with count and request, and optionally compactness, anti_affinity, near";
     let file: ClusterFile = match language {
-        Language::Toml => toml::from_str(text).map_err(|error| {
-            RequestError::syntax(place(text, error.span().map(|span| span.start)), error.message(), expected)
-        })?,
-        Language::Yaml => serde_yaml_ng::from_str(text).map_err(|error| {
-            let place = error
-                .location()
-                .map_or("file".to_owned(), |at| format!("line {} column {}", at.line(), at.column()));
-            RequestError::syntax(place, error.to_string(), expected)
-        })?,
+        Language::Toml => {
+            toml::from_str(text).map_err(|error| unreadable(Unreadable::toml(text, &error, expected)))?
+        }
+        Language::Yaml => {
+            serde_yaml_ng::from_str(text).map_err(|error| unreadable(Unreadable::yaml(&error, expected)))?
+        }
     };
-    build(file, catalog)
+    build(file, text, catalog)
 }
 
-fn place(text: &str, at: Option<usize>) -> String {
-    let Some(before) = at.and_then(|at| text.get(..at)) else { return "file".to_owned() };
-    let line = before.matches('\n').count() + 1;
-    let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
-    format!("line {line} column {column}")
+fn unreadable(wrong: Unreadable) -> RequestError {
+    RequestError::syntax(wrong.place(), wrong.reason, wrong.expected)
 }
 
-fn build(file: ClusterFile, catalog: &Catalog) -> Result<ReadCluster, RequestError> {
+/// The line of a request in a file, if it is on one line there.
+fn line_of(text: &str, request: &str) -> Option<usize> {
+    let has = |words: &[&str]| {
+        text.lines().position(|line| {
+            !line.trim_start().starts_with('#') && words.iter().all(|word| line.contains(word))
+        })
+    };
+    has(&["request", request]).or_else(|| has(&[request])).map(|at| at + 1)
+}
+
+fn build(file: ClusterFile, text: &str, catalog: &Catalog) -> Result<ReadCluster, RequestError> {
     let (mut groups, mut notes) = (Vec::new(), Vec::new());
     for vms in file.vms {
         let outer = format!("vms {:?}", vms.name);
+        let line = vms.request.as_deref().and_then(|request| line_of(text, request));
+        let wrong = |error: RequestError| match line {
+            // A column of the request.
+            Some(line) if error.to_string().starts_with("column ") => {
+                error.within(&format!("line {line}, {outer}"))
+            }
+            _ => error.within(&outer),
+        };
         let mut all = Vec::new();
         if let Some(request) = &vms.request {
-            all.push(instance::parse(request, catalog).map_err(|error| error.within(&outer))?);
+            all.push(instance::parse(request, catalog).map_err(wrong)?);
         }
-        let (expr, ignored) = extra_specs(&vms.extra_specs, catalog).map_err(|error| error.within(&outer))?;
+        let (expr, ignored) = extra_specs(&vms.extra_specs, catalog).map_err(wrong)?;
         all.push(expr);
         notes.extend(ignored.into_iter().map(|note| format!("{outer}: {note}")));
-        let alternatives =
-            lower::alternatives(&Expr::All(all), catalog).map_err(|error| error.within(&outer))?;
+        let alternatives = lower::alternatives(&Expr::All(all), catalog).map_err(wrong)?;
         groups.push(VmGroup { name: vms.name, count: vms.count, alternatives });
     }
     let level = file.compactness.level.as_deref();

@@ -255,8 +255,9 @@ fn meaning(name: &str, value: &str, catalog: &Catalog, place: &str) -> Result<Me
         return refused(place, format!("{name:?} asks for {what}"), expected);
     }
     let expected = format!(
-        "{}, pci_passthrough:alias, hw:mem_page_size, hw:numa_nodes, hw:pci_numa_affinity_policy",
-        catalog.known_keys()
+        "{}, pci_passthrough:alias, hw:mem_page_size, hw:numa_nodes, hw:pci_numa_affinity_policy{}",
+        catalog.known_keys(),
+        catalog.nearest_key(name)
     );
     refused(place, format!("unknown key {name:?}"), &expected)
 }
