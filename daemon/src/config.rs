@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::clients::{Client, ClientError, Named, Rate, Role, read_clients};
 pub use self::hooks::BridgeConfig;
+pub use self::nodes::KnownNode;
+pub use self::place::Place;
 pub use self::qemu::{QemuFlags, qemu_user_note};
 #[cfg(feature = "verbs")]
 pub use self::rdma::OnDemand;
@@ -26,17 +28,20 @@ use vmove_node::peer::{PeerPolicy, split_address};
 use vmove_node::pins::TuningPolicy;
 use vmove_qmp::confine::Confinement;
 use vmove_types::node::{DEFAULT_CONTROL, DEFAULT_PORT};
-use vmove_types::units;
+use vmove_types::{typo, units};
 
 use self::clients::ClientEntry;
 pub use self::grants::GrantPolicy;
 use self::hooks::SignalsConfig;
+use self::nodes::NodeEntry;
 use self::qemu::QemuConfig;
 use self::traces::TracesConfig;
 
 mod clients;
 mod grants;
 mod hooks;
+mod nodes;
+mod place;
 mod qemu;
 mod rdma;
 mod traces;
@@ -202,28 +207,6 @@ pub struct TlsFiles {
     pub ca: PathBuf,
 }
 
-/// A peer in `[nodes]`: its address, or a table.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
-enum NodeEntry {
-    Address(String),
-    Full(KnownNode),
-}
-
-/// A peer that has a name.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct KnownNode {
-    /// `host:port`.
-    pub address: String,
-    /// Name its certificate must carry, where that is not the host part of the address.
-    #[serde(default)]
-    pub server_name: Option<String>,
-    /// Leaf switch that it hangs on.
-    #[serde(default)]
-    pub leaf: Option<String>,
-}
-
 /// How connections between daemons are protected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Security {
@@ -310,12 +293,12 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is not valid.
-    #[error("{path} is not a valid configuration: {source}")]
+    #[error("{path} is not a valid configuration: {why}")]
     Parse {
         /// The file.
         path: PathBuf,
-        /// Where and why.
-        source: Box<toml::de::Error>,
+        /// Where and why, with the nearest right key.
+        why: String,
     },
     /// Neither TLS nor its absence was asked for.
     #[error(
@@ -330,26 +313,28 @@ pub enum ConfigError {
     #[error("TLS needs --tls-cert, --tls-key and --tls-ca: {0} is missing")]
     PartialTls(&'static str),
     /// A hook cannot be used.
-    #[error("{}{why}", path.as_ref().map(|path| format!("{}: ", path.display())).unwrap_or_default())]
+    #[error("{place}{why}")]
     Hook {
-        /// The file.
-        path: Option<PathBuf>,
+        /// In the file.
+        place: Place,
         /// Its place, its key, expected and found.
         why: HookError,
     },
     /// A client cannot be used.
-    #[error("{}{why}", path.as_ref().map(|path| format!("{}: ", path.display())).unwrap_or_default())]
+    #[error("{place}{why}")]
     Client {
-        /// The file.
-        path: Option<PathBuf>,
+        /// In the file.
+        place: Place,
         /// Its place, its key, expected and found.
         why: ClientError,
     },
     /// A value is out of range.
-    #[error("{key}: {why}")]
+    #[error("{place}{key}: {why}")]
     Value {
+        /// In the file, if it is from there.
+        place: Place,
         /// Its key in the file.
-        key: &'static str,
+        key: String,
         /// Expected and found.
         why: String,
     },
@@ -361,8 +346,15 @@ impl Config {
     /// # Errors
     /// [`ConfigError`].
     pub fn load(flags: Flags) -> Result<Self, ConfigError> {
-        let file = flags.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
-        Self::merge(flags, file)
+        let Some(path) = flags.config.clone() else { return Self::merge(flags, ConfigFile::default()) };
+        let text = read(&path)?;
+        let file = ConfigFile::parse(&path, &text)?;
+        let given = flags.values();
+        Self::merge(flags, file).map_err(|error| match error {
+            // The file does not have it, or has another one.
+            ConfigError::Value { ref key, .. } if given.contains(&key.as_str()) => error,
+            error => error.within(&path, &text),
+        })
     }
 
     fn merge(flags: Flags, file: ConfigFile) -> Result<Self, ConfigError> {
@@ -399,13 +391,13 @@ impl Config {
         let nodes: BTreeMap<String, KnownNode> = file
             .nodes
             .into_iter()
-            .map(|(name, entry)| Ok((name, entry.checked()?)))
+            .map(|(name, entry)| entry.checked(&name).map(|node| (name, node)))
             .collect::<Result<_, ConfigError>>()?;
         let known = |node: &str| nodes.contains_key(node) || split_address(node).is_some();
         let hooks = hooks::check(file.hook, file.fork.child_start.clone(), known, file.bridge.is_some());
-        let hooks = hooks.map_err(|why| ConfigError::Hook { path: flags.config.clone(), why })?;
+        let hooks = hooks.map_err(|why| ConfigError::Hook { place: Place::default(), why })?;
         let clients = clients::check(file.client, security != Security::Insecure)
-            .map_err(|why| ConfigError::Client { path: flags.config.clone(), why })?;
+            .map_err(|why| ConfigError::Client { place: Place::default(), why })?;
         let fork = checked(file.fork, &node, known)?;
         let peers = file.peers;
         if peers.accept_from.is_some() && security == Security::Insecure {
@@ -451,25 +443,43 @@ impl Config {
     }
 }
 
-impl ConfigFile {
-    fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        toml::from_str(&text)
-            .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })
+impl ConfigError {
+    /// The same of the text of a file.
+    fn within(self, path: &Path, text: &str) -> Self {
+        match self {
+            Self::Value { key, why, .. } => Self::Value { place: Place::of(path, text, &key), key, why },
+            Self::Hook { why, .. } => {
+                let key = format!("hook[{}].{}", why.number, why.key);
+                Self::Hook { place: Place::near(path, text, &key), why }
+            }
+            Self::Client { why, .. } => Self::Client { place: Place::near(path, text, &why.place()), why },
+            other => other,
+        }
     }
 }
 
-impl NodeEntry {
-    fn checked(self) -> Result<KnownNode, ConfigError> {
-        let node = match self {
-            Self::Address(address) => KnownNode { address, server_name: None, leaf: None },
-            Self::Full(node) => node,
-        };
-        if split_address(&node.address).is_none() {
-            return Err(value("nodes", format!("expected host:port, found \"{}\"", node.address)));
-        }
-        Ok(node)
+impl Flags {
+    /// Keys of the file whose values flags give, and which are checked after both are one.
+    fn values(&self) -> Vec<&'static str> {
+        let all = [
+            ("node", self.node.is_some()),
+            ("qemu.user", self.qemu.qemu_user.is_some()),
+            ("rdma.service-level", self.rdma.rdma_service_level.is_some()),
+        ];
+        all.into_iter().filter_map(|(key, given)| given.then_some(key)).collect()
+    }
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })
+}
+
+impl ConfigFile {
+    fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        toml::from_str(text).map_err(|error| ConfigError::Parse {
+            path: path.to_owned(),
+            why: typo::hinted(error.to_string().trim_end()),
+        })
     }
 }
 
@@ -504,8 +514,8 @@ fn security(flags: &Flags, file: &ConfigFile) -> Result<Security, ConfigError> {
     }
 }
 
-fn value(key: &'static str, why: String) -> ConfigError {
-    ConfigError::Value { key, why }
+fn value(key: impl Into<String>, why: String) -> ConfigError {
+    ConfigError::Value { place: Place::default(), key: key.into(), why }
 }
 
 /// The environment is of whoever starts the daemon, perhaps for `vmove` in the same shell: it counts where nothing else is said.

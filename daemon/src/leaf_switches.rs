@@ -4,7 +4,7 @@ use std::path::Path;
 
 use sched_bridge::topology::{Format, Imported, import};
 
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Place};
 
 /// Gives nodes that have no leaf switch of their own in the configuration that of the topology in `path`, in any format that
 /// `vmove topology` reads. Nodes are known there by the same names.
@@ -14,8 +14,11 @@ use crate::config::{Config, ConfigError};
 pub fn fill(config: &mut Config, path: &Path) -> Result<(), ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    let wrong =
-        |why: String| ConfigError::Value { key: "fork.topology", why: format!("{}: {why}", path.display()) };
+    let wrong = |why: String| ConfigError::Value {
+        place: Place::default(),
+        key: "fork.topology".to_owned(),
+        why: format!("{}: {why}", path.display()),
+    };
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let format = Format::guess(name, &text);
     let Imported { topology, notes } =

@@ -2,11 +2,11 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Deserialize;
 
-use super::{ConfigError, ConfigFile};
+use super::{ConfigError, ConfigFile, Place};
 
 /// Requests a second that a client may send for long, unless its entry says otherwise.
 const PER_SECOND: u32 = 50;
@@ -103,6 +103,13 @@ pub struct ClientError {
     why: String,
 }
 
+impl ClientError {
+    /// Its key in the file.
+    pub(super) fn place(&self) -> String {
+        format!("client[{}].{}", self.number, self.key)
+    }
+}
+
 impl ClientEntry {
     fn checked(self, number: usize) -> Result<Client, ClientError> {
         let bad = |key, why: String| ClientError { number, key, why };
@@ -164,8 +171,10 @@ pub(super) fn check(entries: Vec<ClientEntry>, tls: bool) -> Result<Vec<Client>,
 /// # Errors
 /// The file cannot be read or used as a whole, or names clients without TLS.
 pub fn read_clients(path: &Path, tls: bool) -> Result<Vec<Client>, ConfigError> {
-    let file = ConfigFile::read(path)?;
-    check(file.client, tls).map_err(|why| ConfigError::Client { path: Some(PathBuf::from(path)), why })
+    let text = super::read(path)?;
+    let file = ConfigFile::parse(path, &text)?;
+    let clients = check(file.client, tls);
+    clients.map_err(|why| ConfigError::Client { place: Place::default(), why }.within(path, &text))
 }
 
 #[cfg(test)]

@@ -169,8 +169,63 @@ fn the_checked_in_man_page_is_current() {
     is_current("daemon/dist/vmoved.1", &page, "vmove-daemon");
 }
 
+/// What is said of a file that cannot be used.
+fn refused(text: &str) -> (String, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vmoved.toml");
+    std::fs::write(&path, text).unwrap();
+    let path = path.display().to_string();
+    let error = Config::load(flags(&["--config", &path, "--insecure"])).unwrap_err();
+    (vmove_types::problem::chain(&error), path)
+}
+
 #[test]
-fn a_misspelt_key_is_named() {
-    let error = toml::from_str::<ConfigFile>("stat-dir = '/s'").unwrap_err();
-    assert!(error.to_string().contains("stat-dir"), "{error}");
+fn a_misspelt_key_is_named_with_file_line_and_the_nearest_one() {
+    for (text, line, key, near) in [
+        ("stat-dir = '/s'", 1, "`stat-dir`", "`state-dir`?"),
+        ("\nreconect_for = '10s'", 2, "`reconect_for`", "`reconnect-for`?"),
+        ("[fork]\nlink-mbits = 3", 2, "`link-mbits`", "`link-mbit`?"),
+        ("[nodes]\n\nb = { addres = 'b:1' }", 3, "`addres`", "`address`?"),
+        ("[nodes.b]\naddress = 'b:1'\nservername = 'b'", 3, "`servername`", "`server-name`?"),
+        ("fabric = 'verb'", 1, "`verb`", "`verbs`?"),
+        ("[[client]]\nname = 'a'\nrole = 'admim'", 3, "`admim`", "`admin`?"),
+        ("[[hook]]\nname = 'h'\non = 'STOP'\nord = 3\ndo = 'pause'", 4, "`ord`", "`order`?"),
+        ("[[hook]]\nname = 'h'\non = 'STOP'\n\ndo = 'paus'", 5, "`paus`", "`pause`?"),
+    ] {
+        let (said, path) = refused(text);
+        assert!(said.starts_with(&path) && said.contains(&format!("line {line}, ")), "{text}: {said}");
+        assert!(said.contains(key) && said.contains(&format!("did you mean {near}")), "{text}: {said}");
+        assert_eq!(said.matches("did you mean").count(), 1, "told once: {said}");
+    }
+    // Nobody reads a list of all keys.
+    let (said, _) = refused("stat-dir = '/s'");
+    assert!(said.contains("unknown field `stat-dir`, expected one of 29 names; did you mean"), "{said}");
+}
+
+#[test]
+fn a_value_that_cannot_be_is_named_with_file_and_line() {
+    for (text, line, words) in [
+        ("\nbulk-connections = 99", 2, "bulk-connections: expected 1 to 16, found 99"),
+        ("\n\nreconnect-for = '10x'", 3, "reconnect-for: "),
+        ("[fork]\nmulticast-group = '10.0.0.1:1'", 2, "fork.multicast-group: expected"),
+        ("[nodes]\na = 'a:1'\n'b.c' = 'noport'", 3, "nodes.b.c: expected host:port, found \"noport\""),
+        ("[rdma]\nservice-level = '16,0'", 2, "rdma.service-level: expected 0 to 15"),
+        ("[traces]\notlp = 'c'", 2, "traces.otlp: expected"),
+        ("[[hook]]\nname = 'h'\non = 'stopp'\ndo = 'pause'", 3, "hook[1] (h).on: expected"),
+        ("[[hook]]\nname = 'h'\non = 'timer'\ndo = 'pause'", 1, "hook[1] (h).every: expected"),
+        ("[[client]]\nrole = 'viewer'\nname = 'a/b'", 3, "client[1].name: expected"),
+    ] {
+        let (said, path) = refused(text);
+        assert!(said.starts_with(&format!("{path}:{line}: {words}")), "{text}: {said}");
+    }
+    let node = "n".repeat(65);
+    let (said, path) = refused(&format!("node = '{node}'"));
+    assert!(said.starts_with(&format!("{path}:1: node: expected")), "{said}");
+    // What a flag says is not in the file.
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("vmoved.toml");
+    std::fs::write(&file, "node = 'a'").unwrap();
+    let flags = flags(&["--config", &file.display().to_string(), "--insecure", "--node", &node]);
+    let said = Config::load(flags).unwrap_err().to_string();
+    assert!(said.starts_with("node: expected"), "{said}");
 }
