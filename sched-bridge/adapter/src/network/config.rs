@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
+use vmove_types::typo;
 
 /// `/etc/vmove/network-adapter.toml`. Every value has a default.
 #[derive(Debug, Clone, Deserialize)]
@@ -73,7 +74,8 @@ impl Config {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && !asked_for => String::new(),
             Err(error) => return Err(format!("could not read {}: {error}", file.display())),
         };
-        let config: Self = toml::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+        let config: Self = toml::from_str(&text)
+            .map_err(|error| format!("{}: {}", file.display(), typo::hinted(&error.to_string())))?;
         let user = &config.qemu_user;
         let is_name = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         // It becomes a word of a script.
@@ -151,5 +153,21 @@ mod tests {
         assert!(config.address("no-such-host.invalid").unwrap_err().contains("[nodes.no-such-host.invalid]"));
         assert_eq!((config.public_of("n1"), config.public_of("n2")), (Some("br0"), Some("eth1")));
         toml::from_str::<Config>("bridge = \"br0\"\n").unwrap_err();
+    }
+
+    #[test]
+    fn a_misspelt_key_is_named_with_file_line_and_the_nearest_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("network-adapter.toml");
+        for (text, line, key, near) in [
+            ("\nqemu_usr = \"x\"\n", 2, "`qemu_usr`", "`qemu_user`?"),
+            ("[nodes.n1]\naddres = \"192.0.2.1\"\n", 2, "`addres`", "`address`?"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let said = Config::read(&path, true).unwrap_err();
+            assert!(said.starts_with(&path.display().to_string()), "{said}");
+            assert!(said.contains(&format!("line {line}, ")) && said.contains(key), "{said}");
+            assert!(said.contains(&format!("did you mean {near}")), "{said}");
+        }
     }
 }

@@ -7,7 +7,7 @@ mod controller;
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use hyper::Method;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use vmove_bridge_types::adapter::{Action, Environment, Request, State, Status};
+use vmove_types::typo;
 
 use crate::serve;
 use controller::{Controller, Machine};
@@ -54,6 +55,14 @@ struct Config {
     machines: BTreeMap<String, Machine>,
 }
 
+impl Config {
+    fn read(file: &Path) -> Result<Self, String> {
+        let text =
+            std::fs::read_to_string(file).map_err(|e| format!("could not read {}: {e}", file.display()))?;
+        toml::from_str(&text).map_err(|e| format!("{}: {}", file.display(), typo::hinted(&e.to_string())))
+    }
+}
+
 fn state() -> PathBuf {
     "/var/lib/vmove/machines".into()
 }
@@ -75,9 +84,7 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     serve::run("vmove-redfish-adapter", async |request: &Request| {
         let file = &arguments.config;
-        let text =
-            std::fs::read_to_string(file).map_err(|e| format!("could not read {}: {e}", file.display()))?;
-        let config: Config = toml::from_str(&text).map_err(|e| format!("{}: {e}", file.display()))?;
+        let config = Config::read(file)?;
         let answers = serve::each(request, async |environment| {
             let place = Place::find(&config, &request.cluster, environment)?;
             match request.action {
@@ -256,5 +263,26 @@ impl<'a> Place<'a> {
         });
         let _ = std::fs::remove_file(&beside);
         written.map_err(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_key_is_named_with_file_line_and_the_nearest_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("redfish-adapter.toml");
+        for (text, line, key, near) in [
+            ("\nmachine = 3\n", 2, "`machine`", "`machines`?"),
+            ("[machines.m]\nurll = \"https://b\"\n", 2, "`urll`", "`url`?"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let said = Config::read(&path).unwrap_err();
+            assert!(said.starts_with(&path.display().to_string()), "{said}");
+            assert!(said.contains(&format!("line {line}, ")) && said.contains(key), "{said}");
+            assert!(said.contains(&format!("did you mean {near}")), "{said}");
+        }
     }
 }
