@@ -6,6 +6,7 @@ use vmove_bridge_types::requests::{LeaseAnswer, LeaseRequest, StartAll};
 use vmove_client::bridge::Bridge;
 
 use super::input::bridge;
+use super::request::Origin;
 use super::{request, show, types};
 use crate::args::bridge::{HolderArgs, RequestArgs};
 use crate::args::cluster::Start;
@@ -25,13 +26,14 @@ pub async fn run(args: PlaceArgs, json: bool) -> Result<(), End> {
         fields: args.field.into_iter().collect(),
         memory: args.memory,
     });
+    let origin = Origin::of(&args.request);
     let wanted = LeaseRequest {
         what_if: args.what_if || args.explain,
         explain: args.explain,
         start,
         ..lease_request(args.request, args.lease, args.id)?
     };
-    grant(&bridge, &wanted, json).await
+    grant(&bridge, &wanted, &origin, json).await
 }
 
 /// `vmove cluster start`: the same, by the name of the cluster, and with its VMs.
@@ -43,8 +45,9 @@ pub async fn start(args: Start, json: bool) -> Result<(), End> {
         fields: args.field.into_iter().collect(),
         memory: args.memory,
     };
+    let origin = Origin::of(&args.request);
     let wanted = lease_request(args.request, args.lease, args.id)?;
-    grant(&bridge, &LeaseRequest { named: true, start: Some(start), ..wanted }, json).await
+    grant(&bridge, &LeaseRequest { named: true, start: Some(start), ..wanted }, &origin, json).await
 }
 
 /// A request for a lease alone.
@@ -66,11 +69,12 @@ fn lease_request(args: RequestArgs, lease: HolderArgs, id: Option<String>) -> Re
     })
 }
 
-async fn grant(bridge: &Bridge, wanted: &LeaseRequest, json: bool) -> Result<(), End> {
+async fn grant(bridge: &Bridge, wanted: &LeaseRequest, origin: &Origin, json: bool) -> Result<(), End> {
     let what =
         if wanted.start.is_some() { "a place is found, and VMs are started" } else { "a place is found" };
     let left = "the bridge finishes this: `vmove lease list` shows a new lease, `vmove cluster stop ID` ends its VMs and gives it back";
-    let answer = Wait::of_vmove(json, what, left).answer(bridge.grant_lease(wanted)).await?;
+    let asked = async { bridge.grant_lease(wanted).await.map_err(|error| origin.failed(error)) };
+    let answer = Wait::of_vmove(json, what, left).answer(asked).await?;
     if let Some(why) = &answer.refused {
         say_either(&answer, json, |answer| {
             let nodes = answer.explanation.as_ref().map(show::explanation).unwrap_or_default();

@@ -22,7 +22,9 @@ pub async fn run(args: PlanArgs, json: bool) -> Result<(), End> {
         PlanAction::Compact { cluster, .. } => bridge.make_plan(&PlanRequest::Compact { cluster }).await?,
         PlanAction::MakeRoom { request } => {
             let text = request::text(&request)?;
-            bridge.make_plan(&PlanRequest::MakeRoom { text, cluster: request.cluster }).await?
+            let origin = request::Origin::of(&request);
+            let wanted = PlanRequest::MakeRoom { text, cluster: request.cluster };
+            bridge.make_plan(&wanted).await.map_err(|error| origin.failed(error))?
         }
         PlanAction::List => return say_either(&bridge.plans().await?, json, show::plans),
         PlanAction::Show { id } => bridge.plan(&ids::of_plan(&bridge, &id).await?).await?,

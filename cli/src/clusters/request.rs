@@ -1,6 +1,10 @@
 //! Requests for virtual clusters, as texts in one of their formats.
 
+use std::path::{Path, PathBuf};
+
+use vmove_bridge_types::problem::Code;
 use vmove_bridge_types::request_text::{RequestFormat, RequestText};
+use vmove_types::problem::ProblemCode;
 
 use super::input::read;
 use crate::args::bridge::RequestArgs;
@@ -28,4 +32,41 @@ pub fn text(request: &RequestArgs) -> Result<RequestText, Failure> {
         )
     })?;
     Ok(RequestText { format, text, count: request.count })
+}
+
+/// The file of a request. The bridge, which reads the text, does not know its name.
+pub struct Origin(Option<PathBuf>);
+
+impl Origin {
+    pub fn of(request: &RequestArgs) -> Self {
+        Self(request.file.clone().filter(|path| path != Path::new("-")))
+    }
+
+    /// Why the request failed, with the name of its file if that is what is wrong.
+    pub fn failed(&self, failure: impl Into<Failure>) -> Failure {
+        let failure = failure.into();
+        match &self.0 {
+            Some(path) if failure.code == Code::BadRequest.word() => {
+                Failure { message: format!("{}: {}", path.display(), failure.message), ..failure }
+            }
+            _ => failure,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_in_a_file_is_told_with_its_name() {
+        let of = |file: Option<&str>| Origin(file.map(PathBuf::from));
+        let wrong = || Failure::bad_request("line 3 column 1: unknown field `cuont`");
+        let said = of(Some("/c.toml")).failed(wrong());
+        assert_eq!(said.message, "/c.toml: line 3 column 1: unknown field `cuont`");
+        assert_eq!(said.code, wrong().code);
+        assert_eq!(of(None).failed(wrong()), wrong());
+        let full = || Failure::new(Code::NoRoom, "no room");
+        assert_eq!(of(Some("/c.toml")).failed(full()), full());
+    }
 }
