@@ -1,4 +1,4 @@
-//! The instance types, keys and aliases of the operators, from the files of `instance_types`; read again on SIGHUP.
+//! The instance types, keys and aliases of the operators, from the files of `instance-types`; read again on SIGHUP.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -15,7 +15,7 @@ const MOST_FILES: usize = 256;
 pub enum TypesError {
     /// A pattern that is none.
     #[error(
-        "instance_types {pattern:?}: {reason}; expected the path of a file, in which * stands for any text"
+        "instance-types {pattern:?}: {reason}; expected the path of a file, in which * stands for any text"
     )]
     Pattern {
         /// The pattern.
@@ -32,7 +32,7 @@ pub enum TypesError {
         reason: String,
     },
     /// Mistakes in the files.
-    #[error("mistakes in files of instance_types:\n{0}")]
+    #[error("mistakes in files of instance-types:\n{0}")]
     Mistakes(#[from] CatalogError),
 }
 

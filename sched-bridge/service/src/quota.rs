@@ -15,21 +15,24 @@ const MOST_NAMED: usize = 16;
 
 /// A quota. What is absent is not limited.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct Quota {
     /// Leases.
     pub leases: Option<u64>,
     /// GPUs.
     pub gpus: Option<u64>,
     /// vGPUs and MIG slices.
+    #[serde(alias = "gpu_shares")]
     pub gpu_shares: Option<u64>,
     /// Remote GPUs.
+    #[serde(alias = "remote_gpus")]
     pub remote_gpus: Option<u64>,
     /// Adapters and virtual functions.
     pub adapters: Option<u64>,
     /// Hardware threads.
     pub cores: Option<u64>,
     /// Memory in and outside huge pages, MiB.
+    #[serde(alias = "memory_mib")]
     pub memory_mib: Option<u64>,
 }
 

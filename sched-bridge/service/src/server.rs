@@ -11,6 +11,7 @@ use nix::sys::signal::{SigSet, Signal};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
+use vmove_grant::SecretKey;
 use vmove_http::listener::Bounds;
 use vmove_http::socket;
 
@@ -18,25 +19,35 @@ use crate::access::Access;
 use crate::api::{App, router};
 use crate::bridge::Bridge;
 use crate::clock::SystemClock;
-use crate::config::{Arguments, Config};
+use crate::config::{Arguments, Config, grant_key};
 use crate::driver::{VmDriver, VmoveCommand};
 use crate::instance_types::reload_on_hangup;
 use crate::listing::{Listings, keep_listing_vms};
 use crate::metrics;
+use crate::store::Store;
 use crate::store::measured::Measured;
 
 /// Between two removals of old samples from the histograms, without which they would grow.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
+/// It ends with this if its settings cannot be used, as `vmoved` does: systemd does not start it again then.
+const BAD_SETTINGS: u8 = 2;
+
 /// Runs `vbridged` with the arguments of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    let started = Config::load(Arguments::parse()).and_then(|config| {
-        vmove_log::start("VBRIDGE_LOG", config.log_format);
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        runtime.block_on(serve(config))
-    });
-    match started {
+    let config = match Config::load(Arguments::parse()) {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("vbridged: {error:#}");
+            return ExitCode::from(BAD_SETTINGS);
+        }
+    };
+    vmove_log::start("VBRIDGE_LOG", config.log_format);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let ended =
+        runtime.context("could not start worker threads").and_then(|runtime| runtime.block_on(serve(config)));
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("vbridged: {error:#}");
@@ -46,6 +57,8 @@ pub fn main() -> ExitCode {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
+    let store = config.store.open()?;
+    let key = config.grant_key.as_deref().map(grant_key).transpose()?;
     let metrics = metrics::install().context("could not set up metrics")?;
     if let Some(folder) = config.control.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder).with_context(|| format!("could not make {}", folder.display()))?;
@@ -71,7 +84,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     tokio::spawn(reload_on_hangup(Arc::clone(&config.types)));
     let control_path = config.control.clone();
     let access = config.access.clone();
-    let app = start_tasks(config);
+    let app = start_tasks(config, store, key);
     tracing::info!(store = app.bridge.store().name(), control = %control_path.display(), "listening");
     // The mode of the socket says who may use it: no token there, and every role.
     let local = axum::serve(control, router(Arc::new(app.clone())));
@@ -98,12 +111,11 @@ async fn bind(address: std::net::SocketAddr, option: &str) -> anyhow::Result<Tcp
 }
 
 /// Starts everything that works beside requests: follows the store, sweeps leases, lists VMs, deletes old records, follows Slurm.
-fn start_tasks(config: Config) -> App {
-    let bridge = Bridge::new(Arc::new(Measured(config.store)), Arc::new(SystemClock::new()));
+fn start_tasks(config: Config, store: Arc<dyn Store>, key: Option<Arc<SecretKey>>) -> App {
+    let bridge = Bridge::new(Arc::new(Measured(store)), Arc::new(SystemClock::new()));
     let listings = Arc::new(Listings::default());
     let driver: Arc<dyn VmDriver> = Arc::new(
-        VmoveCommand::new(config.command, config.options, config.daemons, config.time_limits)
-            .with_key(config.grant_key),
+        VmoveCommand::new(config.command, config.options, config.daemons, config.time_limits).with_key(key),
     );
     tokio::spawn(Arc::clone(&bridge).follow());
     tokio::spawn(Arc::clone(&bridge).keep_sweeping());

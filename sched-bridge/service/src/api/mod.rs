@@ -123,7 +123,7 @@ async fn authorized(
     let Some(caller) = app.access.caller(given) else {
         let found = if given.is_some() { "an unknown one" } else { "none" };
         let message = format!(
-            "expected a bearer token of this bridge (token_file or [tokens] in its configuration), found {found}: give it by --token-file or VBRIDGE_TOKEN_FILE"
+            "expected a bearer token of this bridge (token-file or [tokens] in its configuration), found {found}: give it by --token-file or VBRIDGE_TOKEN_FILE"
         );
         return Err(Problem::new(Code::Unauthorized, message).into());
     };
