@@ -36,9 +36,12 @@ fn every_blueprint_can_be_taken_apart() {
     assert!(!files.is_empty());
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
-        let named = |error: &dyn std::fmt::Display| panic!("{}: {error}", file.display());
-        let read = blueprint::read(&text, blueprint::Language::guess(&text)).unwrap_or_else(|e| named(&e));
-        let parts = blueprint::decompose(&read, &Catalog::default()).unwrap_or_else(|e| named(&e));
+        let parts = blueprint::read(&text, blueprint::Language::guess(&text))
+            .map_err(|error| error.to_string())
+            .and_then(|read| {
+                blueprint::decompose(&read, &Catalog::default()).map_err(|error| error.to_string())
+            })
+            .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         assert_eq!(parts.together.len(), 1, "{}", file.display());
     }
 }
