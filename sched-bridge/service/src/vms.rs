@@ -118,6 +118,9 @@ pub async fn start(
         reasons.push(error.to_string());
     }
     if reasons.is_empty() {
+        for vm in started.iter().filter(|vm| !vm.again) {
+            tracing::info!(lease = %id, vm = %vm.vm, node = %vm.node, "the VM is started");
+        }
         return Ok(started);
     }
     let reasons = reasons.join("; ");
@@ -148,6 +151,9 @@ pub async fn stop(
         let failed = BTreeMap::new();
         StartError::StillRunning { reasons, failed }
     })?;
+    for (vm, node) in &all {
+        tracing::info!(lease = %id, %vm, %node, "the VM is stopped");
+    }
     // Nothing runs in it: it needs heartbeats again, from now on.
     match bridge.mark_running(id, &all, false).await {
         Ok(_) | Err(BridgeError::UnknownLease(_)) => Ok(vms),

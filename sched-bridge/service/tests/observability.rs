@@ -97,7 +97,8 @@ async fn a_json_log_has_spans_with_ids_and_the_metrics_count() {
         folder.path(),
         &format!("log-format = \"json\"\nmetrics = \"127.0.0.1:{}\"", ports.first),
     );
-    let bridge = Vbridged::start(&["--config", &config], &[("VBRIDGE_LOG", "debug")]);
+    // At the level that it has by itself.
+    let bridge = Vbridged::start(&["--config", &config], &[]);
     let plan = work(&Client::of(&bridge)).await;
 
     let page = page(ports.first).await;
@@ -138,6 +139,13 @@ async fn a_json_log_has_spans_with_ids_and_the_metrics_count() {
     let placement = |lease| [request("/v1/leases"), ("placement", "lease", lease)];
     assert!(has("the lease is granted", &placement("released")), "{log}");
     assert!(has("no lease is granted", &placement("refused")), "{log}");
+    let fields = |message: &str| {
+        let found = events.iter().find(|event| event["fields"]["message"] == message);
+        found.map(|event| event["fields"].clone()).unwrap_or_default()
+    };
+    let nodes = fields("the lease is granted")["nodes"].clone();
+    assert!(nodes.as_str().is_some_and(|nodes| !nodes.is_empty()), "{log}");
+    assert_eq!(fields("the lease is released")["lease"], "released", "{log}");
     let expired = "the lease has ended: no heartbeat came in time";
     assert!(has(expired, &[("sweep", "", ""), ("lease", "id", "expired")]), "{log}");
     let path = format!("/v1/plans/{plan}/run");

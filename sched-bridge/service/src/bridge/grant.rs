@@ -1,6 +1,6 @@
 //! Places virtual clusters, and grants, renews and releases leases.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use sched_bridge::model::{Assignment, ClusterName, NodeName, NodeState, VmName};
@@ -140,11 +140,12 @@ impl Bridge {
             Ok(Granted { again: true, .. }) => tracing::debug!("the lease exists already"),
             Ok(Granted { lease, .. }) => {
                 metrics::lease_granted();
-                tracing::debug!(holder = lease.holder, vms = lease.held.len(), "the lease is granted");
+                let (vms, nodes) = (lease.held.len(), nodes_of(lease));
+                tracing::info!(holder = lease.holder, vms, nodes, "the lease is granted");
             }
             Err(error) => {
                 metrics::lease_refused(error.label());
-                tracing::debug!(%error, "no lease is granted");
+                tracing::info!(%error, "no lease is granted");
             }
         }
         result
@@ -312,8 +313,20 @@ impl Bridge {
             })
             .await?;
         metrics::lease_ended(End::Released);
+        tracing::info!(lease = %id, holder = record.holder, "the lease is released");
         Ok(record)
     }
+}
+
+/// The nodes of a lease, each once: the first ones, and how many more there are.
+fn nodes_of(lease: &Lease) -> String {
+    const MOST: usize = 32;
+    let nodes: BTreeSet<&str> = lease.held.iter().map(|held| held.assignment.node.as_str()).collect();
+    let mut text = nodes.iter().take(MOST).copied().collect::<Vec<_>>().join(" ");
+    if nodes.len() > MOST {
+        text.push_str(&format!(" and {} more", nodes.len() - MOST));
+    }
+    text
 }
 
 /// Places a request on a thread for long computations.
