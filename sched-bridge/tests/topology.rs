@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use sched_bridge::model::NodeName;
-use sched_bridge::picture;
 use sched_bridge::topology::{Format, Topology, TopologyError, import, labels, slurm_conf, slurm_yaml};
 
 fn name(text: &str) -> NodeName {
@@ -219,21 +218,6 @@ fn bad_topologies_are_refused_with_their_line() {
     let error = import("Switch\t36 \"S-1\"\n[1]\t\"H-1\"[1]\nrubbish here\n", Format::IbNetDiscover, &[])
         .unwrap_err();
     assert_eq!(error.line(), 3);
-}
-
-#[test]
-fn a_picture_has_switches_nodes_and_vms() {
-    let topology = slurm_conf::read(CONF).unwrap();
-    let vm = sched_bridge::model::Assignment {
-        vm: sched_bridge::model::VmName::new("c-w-0").unwrap(),
-        node: name("tux5"),
-        devices: Vec::new(),
-        shares: Vec::new(),
-    };
-    let picture = picture::draw(&topology, &[("c".to_owned(), vec![vm])].into());
-    for words in ["<svg", "s6", "tux15", "c: c-w-0", "c: 1 VMs"] {
-        assert!(picture.contains(words), "{words}");
-    }
 }
 
 proptest! {

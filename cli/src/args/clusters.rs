@@ -176,7 +176,7 @@ pub struct TopologyArgs {
     /// Write the topology to standard output in this format
     #[arg(long, value_name = "FORMAT", value_parser = ["topology.conf", "topology.yaml", "labels"])]
     pub export: Option<String>,
-    /// Draw switches and nodes, and, if the bridge answers, the VMs on them
+    /// Draw switches, nodes, their devices and the clusters that have them. With --import, a bridge need not answer
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// Publish it at the bridge

@@ -1,11 +1,10 @@
 //! `vmove topology`.
 
-use std::collections::BTreeMap;
-
-use sched_bridge::model::Assignment;
+use sched_bridge::picture::Fleet;
 use sched_bridge::topology::Topology;
 use vmove_bridge_types::requests::TopologyText;
 use vmove_bridge_types::topology_text;
+use vmove_client::bridge::{Bridge, Error};
 use vmove_types::units::number_of;
 
 use super::input::{bridge, read};
@@ -28,7 +27,7 @@ pub async fn run(args: TopologyArgs, json: bool) -> Result<(), End> {
         None => bridge(&args.at)?.topology().await?,
     };
     if let Some(path) = &args.svg {
-        let picture = topology_text::svg(&topology, &clusters(&args).await);
+        let picture = topology_text::svg(&topology, fleet(&args).await?.as_ref());
         std::fs::write(path, picture)
             .map_err(|e| Failure::bad_request(format!("could not write {}: {e}", path.display())))?;
     }
@@ -47,12 +46,16 @@ fn summary(topology: &Topology) -> String {
     )
 }
 
-/// The VMs of each cluster; none if no bridge answers.
-async fn clusters(args: &TopologyArgs) -> BTreeMap<String, Vec<Assignment>> {
-    let Ok(bridge) = bridge(&args.at) else { return BTreeMap::new() };
-    let Ok(answer) = bridge.leases(None).await else { return BTreeMap::new() };
-    let places = |lease: vmove_bridge_types::requests::LeaseInfo| {
-        (lease.cluster.to_string(), lease.held.into_iter().map(|held| held.assignment).collect())
-    };
-    answer.leases.into_iter().map(places).collect()
+/// What the bridge knows. A topology from a file is drawn without a bridge, too; the picture then says so.
+async fn fleet(args: &TopologyArgs) -> Result<Option<Fleet>, Failure> {
+    match ask(&bridge(&args.at)?).await {
+        Ok(fleet) => Ok(Some(fleet)),
+        Err(Error::Unreachable { .. }) if args.import.is_some() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn ask(bridge: &Bridge) -> Result<Fleet, Error> {
+    let nodes = bridge.nodes().await?.nodes;
+    Ok(topology_text::fleet(&nodes, bridge.leases(None).await?.leases))
 }

@@ -213,6 +213,9 @@ pub struct NodeSummary {
     pub gpu_shares_free: usize,
     /// All adapters and virtual functions.
     pub adapters: usize,
+    /// Those that are not held.
+    #[serde(default)]
+    pub adapters_free: usize,
     /// All hardware threads.
     pub cores: u32,
     /// Hardware threads that are not held.

@@ -65,6 +65,7 @@ pub async fn list(State(app): State<Arc<App>>) -> Answer<NodeList> {
         };
         let gpus = of_kind(|kind| kind == DeviceKind::Gpu);
         let shares = of_kind(DeviceKind::is_share);
+        let adapters = of_kind(DeviceKind::is_network);
         let is_free = |device: &&usize| {
             !occupancy.device_taken(at, **device) && !occupancy.overlaps_taken(fleet, at, **device)
         };
@@ -76,7 +77,8 @@ pub async fn list(State(app): State<Arc<App>>) -> Answer<NodeList> {
             gpus_free: gpus.iter().filter(is_free).count(),
             gpu_shares: shares.len(),
             gpu_shares_free: shares.iter().filter(is_free).count(),
-            adapters: of_kind(DeviceKind::is_network).len(),
+            adapters: adapters.len(),
+            adapters_free: adapters.iter().filter(is_free).count(),
             cores: node.cores(),
             cores_free: free.iter().map(|share| share.cores).sum(),
             memory_mib: node.memory().0,
