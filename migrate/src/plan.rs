@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn a_head_start_pays_where_memory_is_compared_faster_than_it_crosses() {
         let (pays, why) = head_start(1.25e9, 10e9);
-        assert!(pays && why == "memory crosses at 1.25 GB/s, and is compared at 10.00 GB/s", "{why}");
+        assert!(pays && why == "memory crosses at 1.16 GiB/s, and is compared at 9.31 GiB/s", "{why}");
         let (pays, why) = head_start(12.5e9, 10e9);
         assert!(!pays && why.contains("would save little"), "{why}");
     }
@@ -374,7 +374,7 @@ mod tests {
     #[test]
     fn auto_says_how_it_knows_the_link() {
         let told = |known| Link { bytes_per_s: 1e9, known }.told();
-        assert!(told(LinkKnown::Measured).contains("moves 1.00 GB/s"));
+        assert!(told(LinkKnown::Measured).contains("moves 953.67 MiB/s"));
         let hours = Duration::from_secs(3 * 3600 + 59);
         assert!(
             told(LinkKnown::Before { ago: hours }).ends_with("in the last migration to this node, 3 h ago")
