@@ -1,13 +1,36 @@
 //! A plot of measurements as SVG.
 
-use svg::Document;
-use svg::node::element::{Circle, Line, Polyline, Text};
+use svg::node::element::Circle;
+use vmove_picture::{COLOURS, MARGIN, Sheet, apart, decades, fitting, tenth, text, text_around, text_to};
 
-const WIDTH: f64 = 640.0;
-const HEIGHT: f64 = 400.0;
-const MARGIN: f64 = 60.0;
+const WIDTH: f64 = 760.0;
+const HEIGHT: f64 = 420.0;
+/// Where the axes are.
+const LEFT: f64 = 70.0;
+const RIGHT: f64 = 520.0;
+const TOP: f64 = 64.0;
+const BOTTOM: f64 = 360.0;
 
-/// A logarithmic axis over whole decades.
+const STYLE: &str = ".v-goal{stroke:#b3261e;stroke-dasharray:6 4}
+@media (prefers-color-scheme:dark){.v-goal{stroke:#ff8f87}}
+";
+
+/// What is drawn. Both axes are logarithmic, so coordinates are above 0.
+#[derive(Debug, Default)]
+pub struct Plot<'a> {
+    /// What it shows.
+    pub title: &'a str,
+    /// Name of the axis to the right.
+    pub across: &'a str,
+    /// Name of the axis upwards.
+    pub up: &'a str,
+    /// Lines, each with its name.
+    pub series: Vec<(&'a str, Vec<(f64, f64)>)>,
+    /// What should not be exceeded, with its name.
+    pub goal: Option<(f64, &'a str)>,
+}
+
+/// A logarithmic axis.
 struct Axis {
     /// Powers of ten at its ends.
     low: f64,
@@ -18,64 +41,116 @@ struct Axis {
 }
 
 impl Axis {
-    /// One on which all values have their place.
-    fn over(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
-        let (low, high) = values
-            .filter(|value| *value > 0.0)
-            .fold((f64::MAX, f64::MIN_POSITIVE), |(low, high), value| (low.min(value), high.max(value)));
-        let (low, high) = if low > high { (1.0, 10.0) } else { (low, high) };
-        let low = low.log10().floor();
-        Self { low, high: high.log10().ceil().max(low + 1.0), from, to }
-    }
-
     fn pixel(&self, value: f64) -> f64 {
         self.from + (value.log10() - self.low) / (self.high - self.low) * (self.to - self.from)
     }
+}
 
-    /// Powers of ten, for grid lines.
-    fn decades(&self) -> impl Iterator<Item = f64> + use<> {
-        let (low, high) = (self.low, self.high);
-        std::iter::successors(Some(low), |decade| Some(decade + 1.0))
-            .take_while(move |decade| *decade <= high)
-            .map(|decade| 10_f64.powf(decade))
+impl Plot<'_> {
+    /// Draws it.
+    #[must_use]
+    pub fn draw(&self) -> String {
+        let points =
+            || self.series.iter().flat_map(|(_, points)| points).filter(|(x, y)| *x > 0.0 && *y > 0.0);
+        let mut measured: Vec<f64> = points().map(|point| point.0).collect();
+        measured.sort_by(f64::total_cmp);
+        measured.dedup();
+        let (first, last) =
+            (measured.first().copied().unwrap_or(1.0), measured.last().copied().unwrap_or(10.0));
+        let high = if last > first { last } else { first * 10.0 };
+        let x = Axis { low: first.log10(), high: high.log10(), from: LEFT + 12.0, to: RIGHT };
+        let (low, high) = decades(points().map(|point| point.1).chain(self.goal.map(|goal| goal.0)));
+        let y = Axis { low: f64::from(low), high: f64::from(high), from: BOTTOM, to: TOP };
+        let mut sheet = Sheet::default();
+        sheet.words(MARGIN, 32.0, "v-ink v-bold", 16, &fitting(self.title, 16, WIDTH - 2.0 * MARGIN));
+        sheet.words(MARGIN, TOP - 10.0, "v-soft", 12, self.up);
+        for decade in low..=high {
+            let at = y.pixel(10_f64.powi(decade));
+            sheet.line("v-rule", (LEFT, at), (RIGHT, at));
+            sheet.add(text_to(LEFT - 8.0, at + 4.0, "v-soft", 12, &format!("{}", 10_f64.powi(decade))));
+        }
+        for value in measured {
+            let at = x.pixel(value);
+            sheet.line("v-rule", (at, TOP), (at, BOTTOM));
+            sheet.add(text_around(at, BOTTOM + 18.0, "v-soft", 12, &thousands(value)));
+        }
+        sheet.add(text_around(f64::midpoint(LEFT, RIGHT), BOTTOM + 40.0, "v-soft", 12, self.across));
+        if let Some((value, name)) = self.goal {
+            let at = y.pixel(value);
+            sheet.line("v-goal", (LEFT, at), (RIGHT, at));
+            sheet.add(text(RIGHT + 12.0, at + 4.0, "v-bad", 12, name));
+        }
+        self.lines(&mut sheet, &x, &y);
+        sheet.finish(self.title, (WIDTH, HEIGHT), STYLE)
+    }
+
+    /// Lines, each named at its right end.
+    fn lines(&self, sheet: &mut Sheet, x: &Axis, y: &Axis) {
+        let ends: Vec<f64> = self
+            .series
+            .iter()
+            .map(|(_, points)| points.last().map_or(BOTTOM, |last| y.pixel(last.1)))
+            .collect();
+        let labels = apart(&ends, 16.0);
+        for (number, (name, points)) in self.series.iter().enumerate() {
+            let colour = number % COLOURS;
+            let pixels: Vec<(f64, f64)> = points
+                .iter()
+                .filter(|(x, y)| *x > 0.0 && *y > 0.0)
+                .map(|(at, value)| (x.pixel(*at), y.pixel(*value)))
+                .collect();
+            sheet.polyline(&format!("v-line v-l{colour}"), &pixels);
+            for (x, y) in &pixels {
+                let point = Circle::new().set("class", format!("v-c{colour}")).set("cx", tenth(*x));
+                sheet.add(point.set("cy", tenth(*y)).set("r", 3.5));
+            }
+            let Some(last) = points.last() else { continue };
+            let words = fitting(&format!("{name}, {:.1}", last.1), 12, WIDTH - RIGHT - 14.0);
+            sheet.words(RIGHT + 12.0, labels[number] + 4.0, &format!("v-c{colour}"), 12, &words);
+        }
     }
 }
 
-/// Points (both coordinates above 0) as a line; both axes are logarithmic.
-#[must_use]
-pub fn plot(x_label: &str, y_label: &str, points: &[(f64, f64)]) -> String {
-    let x_axis = Axis::over(points.iter().map(|point| point.0), MARGIN, WIDTH - MARGIN);
-    let y_axis = Axis::over(points.iter().map(|point| point.1), HEIGHT - MARGIN, MARGIN);
-    let mut picture =
-        Document::new().set("viewBox", (0, 0, WIDTH, HEIGHT)).set("xmlns", "http://www.w3.org/2000/svg");
-    for value in x_axis.decades() {
-        let x = x_axis.pixel(value);
-        picture = picture.add(grid_line((x, MARGIN), (x, HEIGHT - MARGIN)));
-        picture = picture.add(text(x - 10.0, HEIGHT - MARGIN + 18.0, format!("{value}")));
+/// `10,000`.
+fn thousands(value: f64) -> String {
+    let digits = format!("{value}");
+    let mut said = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at) % 3 == 0 && !digits.contains('.') {
+            said.push(',');
+        }
+        said.push(digit);
     }
-    for value in y_axis.decades() {
-        let y = y_axis.pixel(value);
-        picture = picture.add(grid_line((MARGIN, y), (WIDTH - MARGIN, y)));
-        picture = picture.add(text(MARGIN - 40.0, y + 4.0, format!("{value}")));
-    }
-    let pixels: Vec<(f64, f64)> = points.iter().map(|(x, y)| (x_axis.pixel(*x), y_axis.pixel(*y))).collect();
-    let path: Vec<String> = pixels.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-    let line = Polyline::new().set("points", path.join(" ")).set("fill", "none");
-    picture = picture.add(line.set("stroke", "#06c").set("stroke-width", 2));
-    for ((x, y), (_, value)) in pixels.into_iter().zip(points) {
-        picture = picture.add(Circle::new().set("cx", x).set("cy", y).set("r", 4).set("fill", "#06c"));
-        picture = picture.add(text(x + 6.0, y - 6.0, format!("{value:.1}")));
-    }
-    picture
-        .add(text(WIDTH / 2.0, HEIGHT - 16.0, x_label.to_owned()))
-        .add(text(12.0, MARGIN - 16.0, y_label.to_owned()))
-        .to_string()
+    said
 }
 
-fn text(x: f64, y: f64, words: String) -> Text {
-    Text::new(words).set("x", x).set("y", y).set("font-size", 12).set("font-family", "sans-serif")
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vmove_picture::check::faults;
 
-fn grid_line(from: (f64, f64), to: (f64, f64)) -> Line {
-    Line::new().set("x1", from.0).set("y1", from.1).set("x2", to.0).set("y2", to.1).set("stroke", "#ccc")
+    #[test]
+    fn numbers_are_grouped() {
+        assert_eq!([100.0, 1000.0, 10_000.0, 0.25].map(thousands), ["100", "1,000", "10,000", "0.25"]);
+    }
+
+    #[test]
+    fn lines_are_named_where_they_end() {
+        let plot = Plot {
+            title: "One placement of 64 VMs",
+            across: "nodes of the fleet",
+            up: "median time, ms",
+            series: vec![
+                ("empty", vec![(100.0, 1.6), (10_000.0, 55.9)]),
+                ("full", vec![(100.0, 1.5), (10_000.0, 55.0)]),
+            ],
+            goal: Some((200.0, "goal: 200 ms")),
+        };
+        let svg = plot.draw();
+        assert_eq!(faults(&svg), Vec::<String>::new());
+        for words in ["empty, 55.9", "full, 55.0", "10,000", "goal: 200 ms", "nodes of the fleet"] {
+            assert!(svg.contains(words), "{words}");
+        }
+        assert_eq!(faults(&Plot { title: "nothing", ..Plot::default() }.draw()), Vec::<String>::new());
+    }
 }

@@ -9,8 +9,17 @@ use sched_bridge::model::{Assignment, Fleet, Granted, Occupancy, VmName};
 use sched_bridge::place::{ClusterRequest, Mode, Options, PlaceError, place};
 use serde::Serialize;
 
-/// The case that is drawn.
-pub const FRAGMENTED: &str = "fragmented";
+const EMPTY: &str = "empty";
+const FRAGMENTED: &str = "fragmented";
+const UNCONSTRAINED: &str = "fragmented, unconstrained";
+const MIXED: &str = "fragmented, 60 + 4 bigger";
+/// All cases, and what pictures call them.
+pub const CASES: [(&str, &str); 4] = [
+    (EMPTY, "empty fleet"),
+    (FRAGMENTED, "85 % leased"),
+    (UNCONSTRAINED, "85 %, unconstrained"),
+    (MIXED, "85 %, 60 + 4 larger"),
+];
 /// Part of the GPUs that is taken in it.
 const TAKEN: f64 = 0.85;
 const RUNS: usize = 7;
@@ -38,17 +47,17 @@ pub fn cost(sizes: &[u32]) -> anyhow::Result<Vec<Cost>> {
     for nodes in sizes {
         let fleet = FleetSpec::three_levels(*nodes).build()?;
         let mut used = Occupancy::new(&fleet);
-        rows.push(measure(&fleet, &used, "empty", &gpu_cluster("c", 64, 1, 1))?);
+        rows.push(measure(&fleet, &used, EMPTY, &gpu_cluster("c", 64, 1, 1))?);
         take_gpus_at_random(&fleet, &mut used)?;
         rows.push(measure(&fleet, &used, FRAGMENTED, &gpu_cluster("c", 64, 1, 1))?);
         let mut unconstrained = gpu_cluster("c", 64, 1, 1);
         unconstrained.compactness.mode = Mode::Unconstrained;
-        rows.push(measure(&fleet, &used, "fragmented, unconstrained", &unconstrained)?);
+        rows.push(measure(&fleet, &used, UNCONSTRAINED, &unconstrained)?);
         let mut mixed = gpu_cluster("c", 60, 1, 1);
         let mut bigger = gpu_cluster("c", 4, 2, 1).groups.remove(0);
         bigger.name = "head".to_owned();
         mixed.groups.push(bigger);
-        rows.push(measure(&fleet, &used, "fragmented, 60 + 4 bigger", &mixed)?);
+        rows.push(measure(&fleet, &used, MIXED, &mixed)?);
     }
     for row in &rows {
         println!(

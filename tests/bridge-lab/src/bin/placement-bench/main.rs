@@ -9,7 +9,7 @@ mod streams;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use bridge_lab::plot::plot;
+use bridge_lab::plot::Plot;
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
@@ -57,10 +57,7 @@ fn main() -> anyhow::Result<()> {
     let mut report = Report::default();
     if wanted(TableName::Cost) {
         report.cost = cost::cost(if quick { &[100, 1000] } else { &[100, 300, 1000, 3000, 10_000] })?;
-        let fragmented = report.cost.iter().filter(|cost| cost.case == cost::FRAGMENTED);
-        let points: Vec<(f64, f64)> =
-            fragmented.map(|cost| (f64::from(cost.nodes), cost.median_ms)).collect();
-        std::fs::write(out.join("sched_bench.svg"), plot("nodes", "ms", &points))?;
+        std::fs::write(out.join("sched_bench.svg"), picture(&report.cost))?;
     }
     if wanted(TableName::Scattered) {
         report.scattered = hops::scattered(quick)?;
@@ -78,4 +75,23 @@ fn main() -> anyhow::Result<()> {
     std::fs::write(&file, serde_json::to_string_pretty(&report)?)?;
     println!("written: {}", file.display());
     Ok(())
+}
+
+/// The goal for one placement. Unit: milliseconds.
+const GOAL_MS: f64 = 200.0;
+
+/// Medians of all cases, by the size of the fleet.
+fn picture(costs: &[cost::Cost]) -> String {
+    let line = |(case, name)| {
+        let mine = costs.iter().filter(|cost| cost.case == case);
+        (name, mine.map(|cost| (f64::from(cost.nodes), cost.median_ms)).collect())
+    };
+    Plot {
+        title: "One placement of 64 VMs",
+        across: "nodes of the fleet",
+        up: "median time, ms",
+        series: cost::CASES.into_iter().map(line).collect(),
+        goal: Some((GOAL_MS, "goal: 200 ms")),
+    }
+    .draw()
 }
