@@ -256,11 +256,12 @@ impl Series {
         Some(Loss { lost_ms: (owed - done) / full_rate * 1e3, full_rate_at: until.at, recovered })
     }
 
-    /// Rates in buckets of `bucket` nanoseconds from `from` to `to`: (middle of the bucket, units in a second).
+    /// Rates in whole buckets of `bucket` nanoseconds between `from` and `to`: (middle of the bucket, units in a second).
     #[must_use]
     pub fn throughput(&self, measure: Measure, from: u64, to: u64, bucket: u64) -> Vec<(u64, f64)> {
         (from..to)
             .step_by(usize::try_from(bucket.max(1)).unwrap_or(usize::MAX))
+            .filter(|at| at + bucket <= to)
             .filter_map(|at| {
                 let (first, last) = (self.at(at)?, self.at(at + bucket)?);
                 // Divided by the length of the bucket: during a stall, both ends are the same sample.
@@ -334,6 +335,9 @@ mod tests {
         assert_eq!(series.longest_stall(Measure::Work, 0, 3000 * MS), 40 * MS);
         let throughput = series.throughput(Measure::Work, 900 * MS, 1100 * MS, 10 * MS);
         assert_eq!(throughput.len(), 20);
+        // What is left of a bucket at the end would look like a guest that stops.
+        let cut = series.throughput(Measure::Work, 900 * MS, 1105 * MS, 10 * MS);
+        assert_eq!(cut, throughput);
         assert!(
             throughput[1].1 > 99_000.0 && throughput[11].1 < 1.0 && throughput[16].1 < 51_000.0,
             "{throughput:?}"

@@ -173,11 +173,11 @@ fn write(args: &Args, setting: &Setting, rows: &[Row]) -> Result<()> {
     let goals = goals::judge(rows);
     let report = Report { schema: 1, setting, rows, goals: &goals };
     std::fs::write(args.out.join("bench.json"), serde_json::to_string_pretty(&report)?)?;
-    let title = format!(
-        "Guest throughput while it moves ({} MiB guest, {} MiB working set, {})",
+    let said = format!(
+        "{} MiB guest, {} MiB working set; each mode's run of median lost work; {}",
         args.memory_mib, args.working_set_mib, setting.date
     );
-    std::fs::write(args.out.join("bench.svg"), svg::picture(rows, &title))?;
+    std::fs::write(args.out.join("bench.svg"), svg::picture(rows, &said))?;
     let mut text = format!("{}\n\n`{}`\n\n{PARAMETERS}\n", setting.line(), setting.command);
     let mut panels: Vec<_> = rows.iter().map(|row| (row.case.backing, row.case.load)).collect();
     panels.dedup();
