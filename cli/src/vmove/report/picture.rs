@@ -1,51 +1,47 @@
 //! An account as a picture, for light and dark screens.
 
-use svg::node::element::{Group, Line, Polyline, Rectangle, Style, Text, Title};
-use svg::{Document, Node as _};
+use svg::node::element::{Line, Rectangle, Title};
+use vmove_picture::{MARGIN, Sheet, WIDTH, fitting, round_step, text, text_around};
 use vmove_types::report::{PhaseTime, ProgressPoint};
 use vmove_types::units::{format_bytes, format_ms, format_rate, to_f64};
 
 use super::account::{Account, TimeLine, time};
 use super::text::rates;
 
-const WIDTH: f64 = 960.0;
-const MARGIN: f64 = 20.0;
 /// Where scales begin and end.
-const LEFT: f64 = 220.0;
+const LEFT: f64 = 240.0;
 const RIGHT: f64 = 840.0;
 const ROW: f64 = 22.0;
 const CHART: f64 = 140.0;
-/// Characters of a name, of a line.
-const NAME: usize = 30;
-const LINE: usize = 120;
+/// Room of a name, of what is written from the begin of scales on, of a line.
+const NAME: f64 = LEFT - MARGIN - 8.0;
+const NOTE: f64 = WIDTH - MARGIN - LEFT;
+const LINE: f64 = WIDTH - 2.0 * MARGIN;
 /// Phases in which the guest stands still.
 const STILL: [&str; 2] = ["switchover", "hand-over"];
+const ORANGE: &str = "orange: the guest stands still";
 
-/// Colours after Okabe and Ito, lighter on dark: people with colour blindness can tell them apart.
-pub const STYLE: &str = "
-.v-paper{fill:#ffffff}.v-ink{fill:#1b1f24}.v-soft{fill:#59636e}.v-rule{stroke:#d1d9e0}
+const STYLE: &str = "
 .v-bar{fill:#0072b2}.v-tick{stroke:#0072b2}.v-still{fill:#d55e00;stroke:#d55e00}
-.v-band{fill:#d55e00;fill-opacity:.25}.v-rate{stroke:#0072b2}.v-left{stroke:#8f4a78}
-.v-rate-ink{fill:#0072b2}.v-left-ink{fill:#8f4a78}.v-bad{fill:#b3261e}
-.v-line{fill:none;stroke-width:2}
+.v-band{fill:#d55e00;fill-opacity:.25}.v-begin{stroke:#d55e00}.v-rate{stroke:#0072b2}.v-left{stroke:#8f4a78}
+.v-rate-ink{fill:#0072b2}.v-left-ink{fill:#8f4a78}
 @media (prefers-color-scheme:dark){
-.v-paper{fill:#15191e}.v-ink{fill:#e6edf3}.v-soft{fill:#9da7b1}.v-rule{stroke:#3a424b}
 .v-bar{fill:#56b4e9}.v-tick{stroke:#56b4e9}.v-still{fill:#f0883e;stroke:#f0883e}
-.v-band{fill:#f0883e}.v-rate{stroke:#56b4e9}.v-left{stroke:#d7a0c4}
-.v-rate-ink{fill:#56b4e9}.v-left-ink{fill:#d7a0c4}.v-bad{fill:#ff8f87}
+.v-band{fill:#f0883e}.v-begin{stroke:#f0883e}.v-rate{stroke:#56b4e9}.v-left{stroke:#d7a0c4}
+.v-rate-ink{fill:#56b4e9}.v-left-ink{fill:#d7a0c4}
 }
 ";
 
 /// Draws it.
 pub fn draw(account: &Account) -> String {
-    let mut picture = Picture { shapes: Group::new(), y: 36.0 };
-    picture.words(MARGIN, "v-ink", 18, &shortened(&account.title, LINE * 2 / 3));
+    let mut picture = Picture { sheet: Sheet::default(), y: 36.0 };
+    picture.words(MARGIN, "v-ink", 18, &fitting(&account.title, 18, LINE));
     picture.y += 22.0;
     picture.words(
         MARGIN,
         if account.bad { "v-bad" } else { "v-soft" },
         13,
-        &shortened(&account.standing, LINE),
+        &fitting(&account.standing, 13, LINE),
     );
     picture.y += 16.0;
     if account.over_time.len() > 1 {
@@ -56,18 +52,22 @@ pub fn draw(account: &Account) -> String {
     }
     picture.amounts(&account.bytes);
     let height = picture.y + MARGIN;
-    let paper = Rectangle::new().set("class", "v-paper").set("width", WIDTH).set("height", height);
-    Document::new()
-        .set("viewBox", (0, 0, WIDTH, height))
-        .set("width", WIDTH)
-        .set("height", height)
-        .set("role", "img")
-        .set("font-family", "system-ui, sans-serif")
-        .add(Title::new(&account.title))
-        .add(Style::new(STYLE))
-        .add(paper)
-        .add(picture.shapes)
-        .to_string()
+    picture.sheet.finish(&account.title, (WIDTH, height), STYLE)
+}
+
+fn is_still(step: &PhaseTime) -> bool {
+    STILL.contains(&step.name.as_str())
+}
+
+/// A name that fits: without the domain of a host at its end, if there is too little room.
+fn row_name(name: &str) -> String {
+    let word = name.rsplit(' ').next().unwrap_or_default();
+    let domain =
+        word.match_indices('.').nth(1).and_then(|_| word.find('.')).map_or(0, |dot| word.len() - dot);
+    if fitting(name, 12, NAME) == name {
+        return name.to_owned();
+    }
+    fitting(&name[..name.len() - domain], 12, NAME)
 }
 
 /// The end of the scale that all of it shares.
@@ -76,9 +76,9 @@ fn longest(account: &Account) -> f64 {
     account.over_time.last().map_or(line, |last| line.max(last.at_ms))
 }
 
-/// A picture that grows downwards. Texts of others are nodes of their own, which are escaped; attributes would not be.
+/// A picture that grows downwards.
 struct Picture {
-    shapes: Group,
+    sheet: Sheet,
     y: f64,
 }
 
@@ -100,7 +100,7 @@ impl Scale {
 
 impl Picture {
     fn add(&mut self, shape: impl svg::Node) {
-        self.shapes.append(shape);
+        self.sheet.add(shape);
     }
 
     fn words(&mut self, x: f64, class: &str, size: u32, words: &str) {
@@ -109,15 +109,19 @@ impl Picture {
 
     fn heading(&mut self, title: &str, note: &str) {
         self.y += 30.0;
-        self.words(MARGIN, "v-ink", 14, &shortened(title, NAME));
+        self.words(MARGIN, "v-ink", 14, &fitting(title, 14, NAME));
         if !note.is_empty() {
-            self.add(text(LEFT, self.y, "v-soft", 12, &shortened(note, LINE)));
+            self.add(text(LEFT, self.y, "v-soft", 12, &fitting(note, 12, NOTE)));
         }
         self.y += 10.0;
     }
 
     fn time_line(&mut self, line: &TimeLine) {
-        self.heading(&line.title, &line.note);
+        let stands_still = line.steps.iter().any(is_still);
+        let notes = [line.note.as_str(), ORANGE];
+        let note = notes.into_iter().take(if stands_still { 2 } else { 1 }).filter(|note| !note.is_empty());
+        let note = note.collect::<Vec<_>>().join("; ");
+        self.heading(&line.title, &note);
         let scale = Scale { end: line.end_ms() };
         let rows = u32::try_from(line.steps.len()).map_or(0.0, f64::from);
         self.ticks(scale, ROW * rows);
@@ -128,7 +132,7 @@ impl Picture {
     }
 
     fn step(&mut self, scale: Scale, step: &PhaseTime) {
-        let still = if STILL.contains(&step.name.as_str()) { " v-still" } else { "" };
+        let still = if is_still(step) { " v-still" } else { "" };
         let (x, took) = (scale.x(step.start_ms), time(step.duration_ms));
         let title = Title::new(format!("{}: {took}, from {} on", step.name, time(step.start_ms)));
         let bar = Rectangle::new().set("class", format!("v-bar{still}")).set("x", x).set("y", self.y + 4.0);
@@ -143,7 +147,7 @@ impl Picture {
     /// The name and the figure of a row, below which the next begins.
     fn row(&mut self, name: &str, figure: &str) {
         let at = self.y + ROW - 7.0;
-        self.add(text(MARGIN, at, "v-ink", 12, &shortened(name, NAME)));
+        self.add(text(MARGIN, at, "v-ink", 12, &row_name(name)));
         self.add(text(RIGHT + 12.0, at, "v-ink", 12, figure));
         self.y += ROW;
     }
@@ -156,14 +160,13 @@ impl Picture {
             let x = scale.x(at);
             let rule = Line::new().set("class", "v-rule").set("x1", x).set("x2", x);
             self.add(rule.set("y1", self.y).set("y2", self.y + height));
-            let words = text(x, self.y + height + 14.0, "v-soft", 11, &format_ms(at));
-            self.add(words.set("text-anchor", "middle"));
+            self.add(text_around(x, self.y + height + 14.0, "v-soft", 11, &format_ms(at)));
             at += step;
         }
     }
 
     fn over_time(&mut self, points: &[ProgressPoint], stood_still: Option<(f64, f64)>, end: f64) {
-        self.heading("Over time", "each line on a scale of its own; the guest stood still in the band");
+        self.heading("Over time", &format!("each line on a scale of its own; {ORANGE}"));
         let scale = Scale { end };
         self.ticks(scale, CHART);
         if let Some((from, to)) = stood_still {
@@ -171,6 +174,9 @@ impl Picture {
             let title = Title::new(format!("the guest stood still for {}", format_ms(to - from)));
             let width = scale.length(to - from).max(1.0);
             self.add(band.set("width", width).set("height", CHART).add(title));
+            // Pauses are short: where they begin is seen, too.
+            let x = scale.x(from);
+            self.sheet.line("v-begin", (x, self.y - 4.0), (x, self.y + CHART));
         }
         let rates = rates(points);
         let fastest = rates.iter().map(|(_, _, rate)| *rate).fold(0.0, f64::max);
@@ -194,9 +200,8 @@ impl Picture {
 
     fn line(&mut self, class: &str, scale: Scale, most: f64, points: impl Iterator<Item = (f64, f64)>) {
         let up = |value: f64| self.y + CHART * (1.0 - if most > 0.0 { value / most } else { 0.0 });
-        let points: Vec<_> =
-            points.map(|(at, value)| format!("{:.1},{:.1}", scale.x(at), up(value))).collect();
-        self.add(Polyline::new().set("class", class).set("points", points.join(" ")));
+        let points: Vec<_> = points.map(|(at, value)| (scale.x(at), up(value))).collect();
+        self.sheet.polyline(class, &points);
     }
 
     fn amounts(&mut self, bytes: &[(String, u64)]) {
@@ -214,30 +219,6 @@ impl Picture {
     }
 }
 
-fn text(x: f64, y: f64, class: &str, size: u32, words: &str) -> Text {
-    Text::new(words).set("class", class).set("x", x).set("y", y).set("font-size", size)
-}
-
-fn shortened(words: &str, most: usize) -> String {
-    if words.chars().count() <= most {
-        return words.to_owned();
-    }
-    words.chars().take(most - 1).chain(['…']).collect()
-}
-
-/// 1, 2 or 5 times a power of ten: the next that is not less.
-fn round_step(least: f64) -> f64 {
-    if least <= 0.0 || !least.is_finite() {
-        return 0.0;
-    }
-    let power = 10_f64.powf(least.log10().floor());
-    [1.0, 2.0, 5.0, 10.0]
-        .into_iter()
-        .map(|times| times * power)
-        .find(|step| *step >= least)
-        .unwrap_or(10.0 * power)
-}
-
 #[cfg(test)]
 mod tests {
     use roxmltree::{Document, Node};
@@ -246,6 +227,7 @@ mod tests {
     use super::super::tests::{finished, snapshot};
     use super::super::{of_fork, of_migration};
     use super::*;
+    use vmove_picture::check::faults;
 
     fn bars<'a>(xml: &'a Document<'_>) -> Vec<Node<'a, 'a>> {
         let is_bar =
@@ -322,16 +304,35 @@ mod tests {
             Account::default(),
         ] {
             let svg = draw(&account);
-            Document::parse(&svg).unwrap();
-            assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+            // An account of nothing has no name either.
+            let wrong: Vec<_> = faults(&svg).into_iter().filter(|fault| fault != "no title").collect();
+            assert_eq!(wrong, Vec::<String>::new());
         }
     }
 
     #[test]
-    fn ticks_are_at_round_times() {
-        for (least, step) in [(0.7, 1.0), (1.0, 1.0), (130.0, 200.0), (21.0, 50.0), (501.0, 1000.0)] {
-            assert!((round_step(least) - step).abs() < 1e-9, "{least}: {}", round_step(least));
-        }
-        assert!(round_step(0.0).abs() < 1e-9 && round_step(f64::NAN).abs() < 1e-9);
+    fn nothing_leaves_it_and_ends_of_names_are_seen() {
+        let mut progress = finished();
+        progress.vm = format!("{}-42", "a-name-that-goes-on".repeat(9));
+        progress.id = "0b7ff2a4-1111-4222-8333-444455556666".to_owned();
+        let mut account = of_migration::account(&progress);
+        let begin = account.time_lines[0].steps[0].clone();
+        let name = format!("{} at node-17", "child-of-a-guest".repeat(3));
+        account.time_lines[0].steps.push(PhaseTime { name, ..begin });
+        account.standing = "it failed ".repeat(40);
+        let svg = draw(&account);
+        assert_eq!(faults(&svg), Vec::<String>::new());
+        let xml = Document::parse(&svg).unwrap();
+        let texts: Vec<_> = xml.descendants().filter(|node| node.tag_name().name() == "text").collect();
+        let ends =
+            |end: &str| texts.iter().any(|node| node.text().is_some_and(|text| text.trim().ends_with(end)));
+        assert!(ends(&progress.id), "{svg}");
+        assert!(ends("at node-17") && svg.contains(ORANGE), "{svg}");
+        assert_eq!(svg.matches("\"v-begin\"").count(), 1);
+        assert_eq!(
+            row_name("template at gpu-node-rack12-0001.cluster.example.org"),
+            "template at gp…e-rack12-0001"
+        );
+        assert!(row_name(&format!("{}.7 ran", "long".repeat(9))).ends_with("long.7 ran"));
     }
 }
