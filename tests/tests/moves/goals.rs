@@ -62,7 +62,10 @@ fn a_promise_is_made_without_moving_and_a_goal_that_cannot_be_kept_is_refused_wi
     let refused = scene.migrate_to("b", &impossible).expect("it ends");
     assert_eq!(refused.code, 3, "{} {}", refused.answer, refused.said);
     let mut why = refused.error().to_owned();
-    assert!(why.contains("--within 4s cannot be kept") && why.contains("may be used for 8.00 MiB/s"), "{why}");
+    assert!(
+        why.contains("--within 4s cannot be kept") && why.contains("may be used for 8.00 MiB/s"),
+        "{why}"
+    );
     scene.unharmed().expect("the guest stays");
 
     // What it says could be kept is kept. On a busy host the guest may write faster by then than it did, after it was held up.
