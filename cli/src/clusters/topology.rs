@@ -3,7 +3,7 @@
 use sched_bridge::picture::Fleet;
 use sched_bridge::topology::Topology;
 use vmove_bridge_types::requests::TopologyText;
-use vmove_bridge_types::topology_text;
+use vmove_bridge_types::{shown, topology_text};
 use vmove_client::bridge::{Bridge, Error};
 use vmove_types::units::number_of;
 
@@ -57,5 +57,5 @@ async fn fleet(args: &TopologyArgs) -> Result<Option<Fleet>, Failure> {
 
 async fn ask(bridge: &Bridge) -> Result<Fleet, Error> {
     let nodes = bridge.nodes().await?.nodes;
-    Ok(topology_text::fleet(&nodes, bridge.leases(None).await?.leases))
+    Ok(shown::fleet(&nodes, bridge.leases(None).await?.leases))
 }

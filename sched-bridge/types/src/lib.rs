@@ -23,5 +23,6 @@ pub mod plan;
 pub mod problem;
 pub mod request_text;
 pub mod requests;
+pub mod shown;
 pub mod topology_text;
 pub mod types;

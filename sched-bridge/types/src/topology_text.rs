@@ -1,12 +1,9 @@
 //! Topologies as text, in any format.
 
-use sched_bridge::model::NodeName;
-use sched_bridge::picture::{self, Fleet, NodeSeen};
+use sched_bridge::picture::{self, Fleet};
 use sched_bridge::topology::{Format, Topology, import as read, labels, slurm_conf, slurm_yaml};
 
 use serde::{Deserialize, Serialize};
-
-use crate::requests::{LeaseInfo, NodeSummary};
 
 /// A format of topologies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,51 +81,8 @@ pub fn export(format: &str, topology: &Topology) -> Result<String, String> {
     }
 }
 
-/// What pictures show of nodes and leases. A cluster may have several leases.
-#[must_use]
-pub fn fleet(nodes: &[NodeSummary], leases: Vec<LeaseInfo>) -> Fleet {
-    let mut fleet = Fleet { nodes: nodes.iter().filter_map(seen).collect(), ..Fleet::default() };
-    for lease in leases {
-        let held = lease.held.into_iter().map(|held| held.assignment);
-        fleet.clusters.entry(lease.cluster.to_string()).or_default().extend(held);
-    }
-    fleet
-}
-
-fn seen(node: &NodeSummary) -> Option<NodeSeen> {
-    Some(NodeSeen {
-        name: NodeName::new(node.name.as_str()).ok()?,
-        state: node.state,
-        gpus: node.gpus,
-        gpus_free: node.gpus_free,
-        adapters: node.adapters,
-        adapters_free: node.adapters_free,
-        cores: node.cores,
-        cores_free: node.cores_free,
-    })
-}
-
 /// Draws switches, nodes, their devices and who has them; without a fleet, what is taken is not known.
 #[must_use]
 pub fn svg(topology: &Topology, fleet: Option<&Fleet>) -> String {
     picture::draw(topology, fleet)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cluster_with_two_leases_has_the_vms_of_both() {
-        let lease = |id: &str, vm: &str| -> LeaseInfo {
-            serde_json::from_value(serde_json::json!({
-                "id": id, "holder": "alice", "cluster": "train", "ttl_ms": 1, "beats": 0, "granted_wall_ms": 0,
-                "usage": {"held_ms": 0, "gpu_ms": 0, "adapter_ms": 0, "core_ms": 0, "memory_mib_ms": 0},
-                "held": [{"vm": vm, "node": "n1"}],
-            }))
-            .unwrap()
-        };
-        let fleet = fleet(&[], vec![lease("a", "train-0"), lease("b", "train-1")]);
-        assert_eq!(fleet.clusters["train"].len(), 2);
-    }
 }
