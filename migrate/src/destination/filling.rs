@@ -121,7 +121,7 @@ impl Filling {
             Err(failed) => *failed,
         };
         let end = huge_pages::explained(session, end);
-        control.tell_failure(&end).await;
+        let end = control.farewell(end).await;
         filling.discard(session, end).await;
         None
     }

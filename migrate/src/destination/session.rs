@@ -195,6 +195,26 @@ impl Control {
         self.messages.heard = Instant::now();
     }
 
+    /// The end of a session before the hand-over. A source that calls it off closes its page connections, too, and these may be seen to end before
+    /// its word is read.
+    pub(super) async fn farewell(&mut self, end: End) -> End {
+        match &end {
+            End::Aborted(_) => return end,
+            End::Failed(_) => drop(self.messages.channel.send(&ToSource::Failed(end.why())).await),
+            End::Lost(_) => {}
+        }
+        let unread = async {
+            loop {
+                match self.messages.next().await {
+                    Ok(ToDestination::Abort(stays)) if stays.cancelled => return Some(stays),
+                    Ok(_) => {}
+                    Err(_) => return None,
+                }
+            }
+        };
+        timeout(FAILURE_READ_TIMEOUT, unread).await.ok().flatten().map_or(end, End::Aborted)
+    }
+
     /// Tells the source why this side cannot go on.
     pub(super) async fn tell_failure(&mut self, end: &End) {
         if let End::Failed(_) = end {
