@@ -15,6 +15,7 @@ const STATUS_ERROR: u8 = 2;
 pub(super) type SpanId = String;
 
 /// What was done, and when: milliseconds after the trace's begin.
+#[derive(Clone, Copy)]
 pub(super) struct Step<'a> {
     pub(super) name: &'a str,
     pub(super) start_ms: f64,
