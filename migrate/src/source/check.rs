@@ -11,10 +11,11 @@ use super::memory::SourceMemory;
 use super::promised::{goal_blocker, look_ahead};
 use crate::devices::{own_state, way};
 use crate::node::Node;
-use crate::proto::message::{ToDestination, ToSource};
+use crate::pending::PageSet;
+use crate::proto::message::{BlockInfo, PART_BYTES, ToDestination, ToSource};
 use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::{Channel, Hello, LinkKind, PROTOCOL_VERSION, PeerTarget, SessionId, Token};
-use vmove_node::record::VmRecord;
+use vmove_node::record::{RamFileRecord, VmRecord};
 use vmove_types::check::{Blocker, BlockerCode, CheckReport};
 use vmove_types::go_home::GoHome;
 use vmove_types::goal::Goals;
@@ -104,10 +105,16 @@ async fn look(
     report.warnings = crate::check::source::warnings(&facts);
     // Mended by a migration itself.
     let private = crate::check::source::private_ram(vmm, vm).map_err(blocker(BlockerCode::RamNotShared))?;
+    let is_private = private.is_some();
     report.warnings.extend(private.map(|private| private.message));
     // The kernel may take long to say which huge pages there are.
     let (found_by, of) = (Arc::clone(&node.config.vmm), vm.clone());
-    let infos = spawn_blocking(move || SourceMemory::open(&*found_by, &of).and_then(|memory| memory.infos()));
+    let infos = spawn_blocking(move || {
+        if is_private {
+            return Ok(whole(&of));
+        }
+        SourceMemory::open(&*found_by, &of).and_then(|memory| memory.infos())
+    });
     let infos = infos.await.map_err(blocker(BlockerCode::RamNotShared))?;
     let infos = infos.map_err(blocker(BlockerCode::RamNotShared))?;
     let hello = Hello {
@@ -136,4 +143,15 @@ async fn look(
         Err(_) => format!("nothing came within {} s", ANSWER_TIMEOUT.as_secs()),
     };
     Err(Blocker::new(BlockerCode::Unreachable, format!("{to} did not answer the check: {why}")))
+}
+
+/// The guest's memory as it may be when it has memory of its own, which is in none of its files yet: all of it may hold something.
+fn whole(vm: &VmRecord) -> Vec<BlockInfo> {
+    let info = |ram: &RamFileRecord| BlockInfo {
+        id: ram.id.clone(),
+        size: ram.size,
+        page_size: vm.backing.page_bytes(),
+        data: PageSet::full(ram.size.div_ceil(PART_BYTES)).encode(),
+    };
+    vm.ram.iter().map(info).collect()
 }
