@@ -195,14 +195,35 @@ impl Control {
         self.messages.heard = Instant::now();
     }
 
-    /// The end of a session before the hand-over. A source that calls it off closes its page connections, too, and these may be seen to end before
-    /// its word is read.
+    /// The end of a session before the hand-over, of which the source is told. One that calls it off closes its page connections, too, and these may
+    /// be seen to end before its word is read.
     pub(super) async fn farewell(&mut self, end: End) -> End {
-        match &end {
-            End::Aborted(_) => return end,
-            End::Failed(_) => drop(self.messages.channel.send(&ToSource::Failed(end.why())).await),
-            End::Lost(_) => {}
+        if matches!(end, End::Aborted(_)) {
+            return end;
         }
+        self.send_failure(&end).await;
+        self.cancelled().await.map_or(end, End::Aborted)
+    }
+
+    /// Tells the source why this side cannot go on.
+    pub(super) async fn tell_failure(&mut self, end: &End) {
+        if self.send_failure(end).await {
+            // Closing with messages unread would reset the connection, and the reason with it.
+            self.cancelled().await;
+        }
+    }
+
+    /// Whether there was something to tell.
+    async fn send_failure(&mut self, end: &End) -> bool {
+        let failed = matches!(end, End::Failed(_));
+        if failed {
+            let _ = self.send(&ToSource::Failed(end.why())).await;
+        }
+        failed
+    }
+
+    /// Reads what the source has said until it closes: perhaps that somebody has called it off.
+    async fn cancelled(&mut self) -> Option<Stays> {
         let unread = async {
             loop {
                 match self.messages.next().await {
@@ -212,19 +233,7 @@ impl Control {
                 }
             }
         };
-        timeout(FAILURE_READ_TIMEOUT, unread).await.ok().flatten().map_or(end, End::Aborted)
-    }
-
-    /// Tells the source why this side cannot go on.
-    pub(super) async fn tell_failure(&mut self, end: &End) {
-        if let End::Failed(_) = end {
-            let _ = self.messages.channel.send(&ToSource::Failed(end.why())).await;
-            // Closing with messages unread would reset the connection, and the reason with it.
-            let _ = timeout(FAILURE_READ_TIMEOUT, async {
-                while self.messages.channel.receive().await.is_ok() {}
-            })
-            .await;
-        }
+        timeout(FAILURE_READ_TIMEOUT, unread).await.ok().flatten()
     }
 }
 

@@ -81,7 +81,7 @@ impl Switchover {
             },
             Err(end) => end,
         };
-        control.tell_failure(&end).await;
+        let end = control.farewell(end).await;
         if session.journal.record().let_go && !matches!(end, End::Aborted(_)) {
             session.reconnecting(&end);
             return self.without_source(session).await;
