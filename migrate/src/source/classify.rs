@@ -37,6 +37,13 @@ pub struct Classified {
     pub zero: u64,
 }
 
+impl Classified {
+    /// Pages that are not zero.
+    pub const fn content(&self) -> u64 {
+        self.pages - self.zero
+    }
+}
+
 /// Names every page of `set`, in batches, ascending. `emit` returns false to stop early.
 pub fn classify(
     subject: Subject<'_>,

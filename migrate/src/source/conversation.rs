@@ -1,6 +1,5 @@
 //! What is heard over the control connection, and what is done meanwhile, in every phase.
 
-use super::classify::Classified;
 use super::control::Control;
 use super::error::SourceError;
 use super::final_pages::FinalPages;
@@ -34,12 +33,6 @@ pub(super) enum Heard {
 pub(super) enum Until<T> {
     Heard(Heard),
     Over(T),
-}
-
-/// The final set, when all of it has been named.
-struct Named {
-    pages: Classified,
-    page_bytes: u64,
 }
 
 /// What was told, or is to be done meanwhile.
@@ -97,9 +90,11 @@ impl Session {
                     }
                 }
                 Next::Tell(message) => {
-                    if let Some(named) = serving.named() {
-                        self.report.pages_zero = named.pages.zero;
-                        let content = (named.pages.pages - named.pages.zero) * named.page_bytes;
+                    if let Serving::Final(pages, last) = &mut serving
+                        && let Some(named) = last.take_named()
+                    {
+                        self.report.pages_zero = named.zero;
+                        let content = named.content() * pages.memory.page_bytes();
                         self.publisher.coming(|coming| coming.at_most(content));
                     }
                     control.send(&message).await?;
@@ -211,17 +206,6 @@ impl Serving<'_> {
         match self {
             Self::Nothing => None,
             Self::Rounds(pages) | Self::Final(pages, _) => Some(pages),
-        }
-    }
-
-    /// What the final set was found to be, once all of it has been named.
-    fn named(&mut self) -> Option<Named> {
-        match self {
-            Self::Final(service, last) => {
-                let page_bytes = service.memory.page_bytes();
-                last.take_named().map(|pages| Named { pages, page_bytes })
-            }
-            Self::Nothing | Self::Rounds(_) => None,
         }
     }
 

@@ -169,7 +169,7 @@ impl Warm {
             session.report.link_bytes_per_s =
                 self.link_rate.to_remember(session.spec().bandwidth).filter(|_| !session.cpu.is_shared());
         }
-        Ok((done, named.pages - named.zero))
+        Ok((done, named.content()))
     }
 
     /// `None`: page connections were lost and opened anew meanwhile, so nobody knows what has landed.
@@ -203,7 +203,7 @@ impl Warm {
         }
         let named = task.await.map_err(SourceError::from)?.map_err(SourceError::from)?;
         let pending = self.pages.memory.pending_pages();
-        let content = (named.pages - named.zero + pending) * self.pages.memory.page_bytes();
+        let content = (named.content() + pending) * self.pages.memory.page_bytes();
         session.publisher.coming(|coming| coming.at_most(content));
         self.control.send(&ToDestination::RoundEnd(number)).await?;
         loop {
