@@ -19,6 +19,8 @@ pub(super) struct Timed {
     told: ForkProgress,
     begun: Mono,
     phase_began: Mono,
+    /// Its end was told by [`ForkEngine::newly_ended`].
+    end_is_told: bool,
 }
 
 impl Timed {
@@ -26,7 +28,7 @@ impl Timed {
     fn begin(told: ForkProgress, begun: Mono) -> Self {
         let began_at = SystemTime::now() - Mono::now().since(begun);
         let began_at = Some(humantime::format_rfc3339_millis(began_at).to_string());
-        Self { told: ForkProgress { began_at, ..told }, begun, phase_began: begun }
+        Self { told: ForkProgress { began_at, ..told }, begun, phase_began: begun, end_is_told: false }
     }
 
     /// Changes it. The phase that it has left by that, if it has.
@@ -69,11 +71,16 @@ impl ForkEngine {
         found.ok_or_else(|| ForkError::UnknownFork(id.to_owned()))
     }
 
-    /// Those that have ended and are not in `known`, oldest first.
-    pub fn ended_besides(&self, known: impl Fn(&str) -> bool) -> Vec<ForkProgress> {
-        let state = self.lock();
-        let new = state.progress.iter().filter(|fork| fork.told.is_end() && !known(&fork.told.id));
-        new.map(Timed::now).collect()
+    /// Those that have ended since this was last asked, oldest first. For one who asks.
+    pub fn newly_ended(&self) -> Vec<ForkProgress> {
+        let mut state = self.lock();
+        let ended = state.progress.iter_mut().filter(|fork| fork.told.is_end() && !fork.end_is_told);
+        ended
+            .map(|fork| {
+                fork.end_is_told = true;
+                fork.now()
+            })
+            .collect()
     }
 
     /// A fork was asked for at `begun`.

@@ -2,7 +2,7 @@
 //!
 //! Base units, unit last, `_total` for counters. A bucket range covers what the figure can be on real machines.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -131,7 +131,6 @@ struct Counted {
 /// Watches all sessions, also those that peers begin. Never returns.
 pub async fn sample(app: Arc<App>, handle: PrometheusHandle, traces: Option<Traces>) {
     let mut counted: HashMap<String, Counted> = HashMap::new();
-    let mut forks: HashSet<String> = HashSet::new();
     let mut faults = News::of(app.engine.fault_latencies());
     // A session of an earlier daemon that still holds its guest was counted by that one.
     for old in app.sessions.live().iter().filter(|p| p.outcome.is_end()) {
@@ -148,11 +147,7 @@ pub async fn sample(app: Arc<App>, handle: PrometheusHandle, traces: Option<Trac
         counted.retain(|id, _| sessions.iter().any(|s| key(s) == *id));
         app.sessions.settle(&sessions);
         if let Some(traces) = &traces {
-            for fork in app.forks.ended_besides(|id| forks.contains(id)) {
-                traces.tell_fork(&fork);
-                forks.insert(fork.id);
-            }
-            forks.retain(|id| app.forks.progress(id).is_ok());
+            app.forks.newly_ended().iter().for_each(|fork| traces.tell_fork(fork));
         }
         set_gauges(&app, &sessions);
         observe_faults(&mut faults);
