@@ -1,4 +1,4 @@
-//! A fork as spans: one for all of it on each node, below that its phases, the parent's pause, and each child until it ran.
+//! A fork as spans: one for all of it on each node, below that its phases, and each child until it ran.
 //!
 //! The trace's id follows from the fork's, so what all nodes tell is one trace: the spans of hosts are children of that of the parent's node.
 

@@ -28,6 +28,14 @@ impl<'a> From<&'a PhaseTime> for Step<'a> {
     }
 }
 
+fn any_span() -> SpanId {
+    Uuid::new_v4().simple().to_string()[..16].to_owned()
+}
+
+fn failure(message: &str) -> Value {
+    json!({ "code": STATUS_ERROR, "message": message })
+}
+
 /// Spans of one node.
 pub(super) struct Trace {
     id: Uuid,
@@ -72,26 +80,19 @@ impl Trace {
         attributes: &[Value],
         error: Option<&str>,
     ) -> SpanId {
-        let status = error.map_or(
-            json!({ "code": STATUS_OK }),
-            |message| json!({ "code": STATUS_ERROR, "message": message }),
-        );
+        let status = error.map_or(json!({ "code": STATUS_OK }), failure);
         let step = Step { name, start_ms: 0.0, length_ms };
         self.add(span, parent, step, json!({ "attributes": attributes, "status": status }))
     }
 
     /// A span below another.
     pub(super) fn below(&mut self, parent: &str, step: Step<'_>) -> SpanId {
-        let span = Uuid::new_v4().simple().to_string()[..16].to_owned();
-        self.add(span, Some(parent), step, Value::Null)
+        self.add(any_span(), Some(parent), step, Value::Null)
     }
 
     /// The same, with an error.
     pub(super) fn failed_below(&mut self, parent: &str, step: Step<'_>, error: &str) {
-        let span = self.below(parent, step);
-        if let Some(told) = self.spans.iter_mut().find(|told| told["spanId"] == span) {
-            told["status"] = json!({ "code": STATUS_ERROR, "message": error });
-        }
+        self.add(any_span(), Some(parent), step, json!({ "status": failure(error) }));
     }
 
     /// Phases or steps that begin `after_ms`.
