@@ -126,7 +126,7 @@ impl ForkEngine {
         let Some(fork) = fork else { return work.await };
         let mut work = std::pin::pin!(work);
         loop {
-            self.update(fork, |p| (p.phase, p.rehome) = ("rehome".to_owned(), far.progress()));
+            self.update(fork, |p| p.rehome = far.progress());
             tokio::select! {
                 done = &mut work => return done,
                 () = sleep(TELL_INTERVAL) => {}
