@@ -21,7 +21,7 @@ use crate::proto::message::{Complete, Home, Prepare};
 /// How a session ended whose guest stayed at the source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CalledOff {
-    /// Why; empty if it was refused.
+    /// Why.
     pub why: String,
     /// Somebody asked for it.
     pub cancelled: bool,

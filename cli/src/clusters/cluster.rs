@@ -10,7 +10,7 @@ use vmove_bridge_types::lease::LeaseId;
 use vmove_bridge_types::plan::PlanRequest;
 use vmove_bridge_types::requests::{StartAll, StopVms};
 use vmove_client::bridge::Bridge;
-use vmove_types::units::{format_bytes, format_ms};
+use vmove_types::units::{format_bytes, format_ms, number_of};
 
 use super::input::bridge;
 use super::{ids, place, plan, show};
@@ -61,9 +61,9 @@ async fn stop(cluster: One, json: bool) -> Result<(), End> {
     let stopped = wait.answer(bridge.stop_vms(&id, &StopVms { vms: Vec::new() })).await?;
     let record = bridge.release_lease(&id).await?;
     let told = json!({ "stopped": stopped.vms, "record": record });
-    say_either(&told, json, |_| match stopped.vms.len() {
-        1 => format!("1 VM of {id} is stopped, and its lease is given back"),
-        count => format!("{count} VMs of {id} are stopped, and its lease is given back"),
+    say_either(&told, json, |_| {
+        let (one, many) = (format!("VM of {id} is stopped"), format!("VMs of {id} are stopped"));
+        format!("{}, and its lease is given back", number_of(stopped.vms.len() as u64, &one, &many))
     })
 }
 

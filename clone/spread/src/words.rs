@@ -1,15 +1,15 @@
 //! Figures for people.
 
-/// `1.50 GiB`, in the same units as the commands print.
+use vmove_types::units::format_bytes;
+
+/// `1.50 GiB`: of a computed number, in the form of all others.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a cast ends at 0 and at the largest number"
+)]
 pub(crate) fn bytes(count: f64) -> String {
-    let (mut value, mut unit) = (count.max(0.0), "B");
-    for next in ["KiB", "MiB", "GiB", "TiB", "PiB"] {
-        if value < 1024.0 {
-            break;
-        }
-        (value, unit) = (value / 1024.0, next);
-    }
-    if unit == "B" { format!("{value:.0} B") } else { format!("{value:.2} {unit}") }
+    format_bytes(count as u64)
 }
 
 #[cfg(test)]
