@@ -124,12 +124,11 @@ async fn private_and_nameless_ram_is_found() {
 async fn qemus_own_refusal_is_passed_on() {
     for qemu in qemus() {
         let mut bench = Bench::new(&qemu);
-        let line =
-            bench.guest(&["-drive", "driver=null-co,if=none,id=d0", "-device", "nvme,serial=x,drive=d0"]);
+        let line = bench.guest(&["-device", "qemu-xhci,id=usb0", "-device", "usb-uas"]);
         let found = facts_of(&mut bench, &line).await.blockers();
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].fatal && found[0].kind == BlockerKind::Qemu, "{found:?}");
-        assert!(found[0].message.contains("nvme"), "{found:?}");
+        assert!(found[0].message.contains("usb-uas"), "{found:?}");
     }
 }
 

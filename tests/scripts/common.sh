@@ -5,6 +5,8 @@
 CACHE=${VMOVE_CACHE:-$ROOT/.cache}
 QEMU_7_2=$CACHE/qemu-7.2/usr/bin/qemu-system-x86_64
 QEMU_10_0=$CACHE/qemu-10.0/usr/bin/qemu-system-x86_64
+# That of Debian testing.
+QEMU_TESTING=$CACHE/qemu-testing/usr/bin/qemu-system-x86_64
 GUEST_KERNEL=$CACHE/kernel/vmlinux
 GUEST_INITRD=$CACHE/guest/initrd.img
 GUEST_TARGET=x86_64-unknown-linux-gnu
@@ -22,6 +24,10 @@ export_env() {
     export VMOVE_CACHE=$CACHE
     export VMOVE_QEMU_7_2=${VMOVE_QEMU_7_2:-$QEMU_7_2}
     export VMOVE_QEMU_10_0=${VMOVE_QEMU_10_0:-$QEMU_10_0}
+    # It could perhaps not be fetched.
+    if [ -n "${VMOVE_QEMU_TESTING:-}" ] || [ -x "$QEMU_TESTING" ]; then
+        export VMOVE_QEMU_TESTING=${VMOVE_QEMU_TESTING:-$QEMU_TESTING}
+    fi
     export VMOVE_GUEST_KERNEL=${VMOVE_GUEST_KERNEL:-$GUEST_KERNEL}
     export VMOVE_GUEST_INITRD=${VMOVE_GUEST_INITRD:-$GUEST_INITRD}
     # bindgen takes any libclang it finds; newer ones are not tried with our crates.
@@ -33,7 +39,7 @@ export_env() {
 print_env() {
     export_env
     local name
-    for name in VMOVE_CACHE VMOVE_QEMU_7_2 VMOVE_QEMU_10_0 VMOVE_GUEST_KERNEL VMOVE_GUEST_INITRD LIBCLANG_PATH; do
+    for name in VMOVE_CACHE VMOVE_QEMU_7_2 VMOVE_QEMU_10_0 VMOVE_QEMU_TESTING VMOVE_GUEST_KERNEL VMOVE_GUEST_INITRD LIBCLANG_PATH; do
         [ -n "${!name:-}" ] && printf 'export %s=%q\n' "$name" "${!name}"
     done
     return 0

@@ -61,6 +61,8 @@ setup_everything() {
     setup_part libvirt "$CACHE/libvirt/usr/sbin/libvirtd" setup_libvirt
     setup_part ssh "$CACHE/ssh/usr/sbin/sshd" setup_ssh
     setup_part prometheus "$CACHE/prometheus/usr/bin/promtool" setup_prometheus
+    # The last one, since it reads the lists of another suite.
+    setup_part testing "$QEMU_TESTING" setup_newest_qemu
 }
 
 # What it takes to start guests.
@@ -218,7 +220,7 @@ private_apt() {
     local apt=$CACHE/apt mirror=${VMOVE_DEBIAN_MIRROR:-http://deb.debian.org} keys=/usr/share/keyrings/debian-archive-keyring.gpg
     [ "${APT_READ:-}" = "read ${1:-}" ] && return 0
     [ -e "$keys" ] || die "$keys is missing; this is not Debian, or the package debian-archive-keyring is not installed"
-    say "reading the package lists of Debian 12 and its backports"
+    say "reading the package lists of Debian 12 and its backports${1:+, and of $1}"
     rm -rf "$apt"
     mkdir -p "$apt"/{lists/partial,archives/partial,debs}
     : >"$apt/status"
@@ -276,34 +278,58 @@ setup_tools() {
     dpkg -x "$debs"/busybox-static_*.deb "$CACHE/busybox"
 }
 
+# What every QEMU here comes from.
+QEMU_PACKAGES=(qemu-system-x86 qemu-system-common qemu-system-data seabios)
+
 # setup_qemu VERSION SUITE. QEMU finds its modules and firmware below a folder qemu-bundle beside itself (Debian's 10.0 is
 # built to look nowhere else but in /usr/share); its libraries are found by an rpath in the program itself, so that its
 # path can be used directly: no wrapper, no LD_LIBRARY_PATH that would have to survive in the environment of whoever
 # starts it again.
 setup_qemu() {
-    local version=$1 suite=$2 packages='qemu-system-x86 qemu-system-common qemu-system-data seabios' package names=() deb new
-    local home=$CACHE/qemu-$version debs=$CACHE/apt/debs/qemu-$version
-    say "unpacking QEMU $version ($suite)"
-    for package in $packages; do names+=("$package/$suite"); done
-    fetch_closure "$debs" "${names[@]}"
-    new=$home.new
-    rm -rf "$new" "$home"
-    for deb in "$debs"/*.deb; do dpkg -x "$deb" "$new"; done
+    local version=$1 home=$CACHE/qemu-$1
+    say "unpacking QEMU $version ($2)"
+    fetch_closure "$CACHE/apt/debs/qemu-$version" "${QEMU_PACKAGES[@]/%//$2}"
+    unpack_qemu "$home" "$CACHE/apt/debs/qemu-$version"
+    check_qemu "$home.new/usr/bin/qemu-system-x86_64" "$version"
+    mv "$home.new" "$home"
+}
+
+# The newest QEMU that Debian has: that of its testing suite (11.1 in November 2026), with the C library and the loader that it is built for. The
+# program names that loader by its path: a cache that is moved elsewhere needs it unpacked again.
+setup_newest_qemu() {
+    local home=$CACHE/qemu-testing debs=$CACHE/apt/debs/qemu-testing program
+    say "unpacking the QEMU of Debian testing"
+    rm -rf "$home"
+    if ! (private_apt testing && HOST_PACKAGES='systemd|libsystemd-shared|libc-gconv-modules-extra' &&
+        fetch_closure "$debs" "${QEMU_PACKAGES[@]/%//testing}"); then
+        warn "the QEMU of Debian testing could not be fetched; tests with it will be skipped"
+        return 0
+    fi
+    unpack_qemu "$home" "$debs"
+    mv "$home.new" "$home"
+    program=$home/usr/bin/qemu-system-x86_64
+    "$CACHE/tools/usr/bin/patchelf" --set-interpreter "$home/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2" "$program"
+    check_qemu "$program"
+}
+
+# unpack_qemu HOME FOLDER: the packages in the folder, as HOME.new.
+unpack_qemu() {
+    local new=$1.new deb
+    rm -rf "$new" "$1"
+    for deb in "$2"/*.deb; do dpkg -x "$deb" "$new"; done
     rm -rf "${new:?}"/usr/share/{doc,man,locale,bug,lintian} "${new:?}"/{etc,var,sbin} "${new:?}/usr/bin/qemu-system-i386"
     # RPATH, not RUNPATH: it must hold for the libraries of the libraries and for QEMU's modules too.
     # shellcheck disable=SC2016 # $ORIGIN is the loader's
     "$CACHE/tools/usr/bin/patchelf" --force-rpath \
         --set-rpath '$ORIGIN/../lib/x86_64-linux-gnu:$ORIGIN/../../lib/x86_64-linux-gnu' "$new/usr/bin/qemu-system-x86_64"
     ln -s ../.. "$new/usr/bin/qemu-bundle"
-    mv "$new" "$home"
-    check_qemu "$home/usr/bin/qemu-system-x86_64" "$version"
 }
 
-# Proves that the program starts, is the version it should be, and finds its TCG module and its BIOS.
+# check_qemu PROGRAM [VERSION]. Proves that the program starts, is the version it should be, and finds its TCG module and its BIOS.
 check_qemu() {
-    local qemu=$1 version=$2 out
+    local qemu=$1 version=${2:-} out
     out=$("$qemu" --version) || die "$qemu does not start"
-    [[ $out == *"version $version."* ]] || die "$qemu should be version $version but says: ${out%%$'\n'*}"
+    [[ $out == *"version $version${version:+.}"* ]] || die "$qemu should be version $version but says: ${out%%$'\n'*}"
     out=$(printf '%s\n' '{"execute":"qmp_capabilities"}' '{"execute":"query-status"}' '{"execute":"quit"}' |
         timeout 30 "$qemu" -accel tcg -S -display none -nodefaults -no-user-config -qmp stdio 2>&1) ||
         die "$qemu does not start a machine: $out"

@@ -143,7 +143,7 @@ ON_EACH_QEMU=(in_every_mode_on_thp disks:: move_disk:: blockers:: io_threads:: d
 # Of the moves on another QEMU in the layer `long`, not: those that name a QEMU themselves, and those about the kernel's memory, our own
 # threads, decisions, clocks and interfaces.
 SAME_ON_ALL_QEMUS=(auto:: client:: doctor:: events:: goals:: going_home:: guest:: history:: monitoring:: old_kernel:: pinned:: remote::
-    reports:: setup_tls:: slow_link:: slurm:: terminal:: traces:: watching:: before_linux daemons_give_way on_qemu_ one_gib what_crossed
+    reports:: setup_tls:: slow_link:: slurm:: terminal:: traces:: watching:: before_linux daemons_give_way on_qemu_ newer_qemu:: one_gib what_crossed
     what_is_unchanged a_visit_of_a_large_guest wherever_a_daemon_is_killed a_visit_outlives on_its_visit_is_heard_of ends_on_its_visit
     what_is_no_visit where_it_is_to_read)
 
@@ -163,21 +163,43 @@ test_e2e() {
     run_tests moves -- --test-threads=1 "${ALONE[@]}" || failed=1
     run_tests moves libvirt clusters -- --test-threads="$moving" "${skipped[@]}" "${alone[@]}" || failed=1
     run_tests "${MOSTLY_WAITING[@]}" -- --test-threads="$waiting" "${skipped[@]}" || failed=1
-    say "what a version of QEMU may change, on QEMU 7.2"
-    export VMOVE_QEMU=$VMOVE_QEMU_7_2
-    run_tests moves -- --test-threads="$moving" "${ON_EACH_QEMU[@]}" || failed=1
-    run_tests forks faults -- --test-threads="$waiting" parent_and_children both_killed_in_post_copy || failed=1
+    on_other_qemus "what a version of QEMU may change" on_each_qemu || failed=1
     return $failed
 }
 
-# What takes long, one at a time; then moves, forks and crashes on QEMU 7.2.
+# on_other_qemus WHAT COMMAND: the tests of the command, on each QEMU but 10.0, on which all others run.
+on_other_qemus() {
+    local failed=0
+    say "$1, on QEMU 7.2"
+    VMOVE_QEMU=$VMOVE_QEMU_7_2 "$2" || failed=1
+    if [ -n "${VMOVE_QEMU_TESTING:-}" ]; then
+        say "$1, on the QEMU of Debian testing: $("$VMOVE_QEMU_TESTING" --version | head -n 1)"
+        VMOVE_QEMU=$VMOVE_QEMU_TESTING "$2" || failed=1
+    else
+        skipped 'the QEMU of Debian testing' "it could not be fetched, as ./run setup said"
+    fi
+    return $failed
+}
+
+on_each_qemu() {
+    local failed=0
+    run_tests moves -- --test-threads="$(at_a_time 0)" "${ON_EACH_QEMU[@]}" || failed=1
+    run_tests forks faults -- --test-threads="$(at_a_time 1)" parent_and_children both_killed_in_post_copy || failed=1
+    return $failed
+}
+
+# What takes long, one at a time; then moves, forks and crashes on the other QEMUs.
 test_long() {
-    local failed=0 same
+    local failed=0
     keep_booted_guests
-    mapfile -t same < <(without "${SAME_ON_ALL_QEMUS[@]}")
     run_tests namespaces clusters moves forks faults -- --test-threads=1 "${SELDOM[@]}" || failed=1
-    say "moves, forks and crashes again, on QEMU 7.2"
-    export VMOVE_QEMU=$VMOVE_QEMU_7_2
+    on_other_qemus "moves, forks and crashes again" again_on_each_qemu || failed=1
+    return $failed
+}
+
+again_on_each_qemu() {
+    local failed=0 same
+    mapfile -t same < <(without "${SAME_ON_ALL_QEMUS[@]}")
     run_tests moves -- --test-threads="$(at_a_time 0)" "${same[@]}" || failed=1
     run_tests forks -- --test-threads="$(at_a_time 1)" parent_and_children templates_are_kept || failed=1
     # Of the crashes those in which QEMU is stopped, or dies.

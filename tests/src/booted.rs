@@ -92,7 +92,7 @@ impl Booted {
             return Ok(None);
         };
         // Another program may be one that a test has made, or another one for everybody who looks for it.
-        let known = [Qemu::under_test(), Qemu::V7_2.path(), Qemu::V10_0.path()];
+        let known = [Qemu::under_test(), Qemu::V7_2.path(), Qemu::V10_0.path(), Qemu::Testing.path()];
         if !known.into_iter().flatten().any(|program| program == guest.qemu) {
             return Ok(None);
         }

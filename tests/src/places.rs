@@ -14,6 +14,8 @@ pub enum Qemu {
     V7_2,
     /// Debian 12 backports'. `VMOVE_QEMU_10_0`.
     V10_0,
+    /// The newest that Debian has, in its testing suite. `VMOVE_QEMU_TESTING`.
+    Testing,
 }
 
 impl Qemu {
@@ -36,6 +38,7 @@ impl Qemu {
         match self {
             Self::V7_2 => place("VMOVE_QEMU_7_2", "qemu-7.2/usr/bin/qemu-system-x86_64"),
             Self::V10_0 => place("VMOVE_QEMU_10_0", "qemu-10.0/usr/bin/qemu-system-x86_64"),
+            Self::Testing => place("VMOVE_QEMU_TESTING", "qemu-testing/usr/bin/qemu-system-x86_64"),
         }
     }
 }

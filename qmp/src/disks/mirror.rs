@@ -1,8 +1,8 @@
 //! The begin of `blockdev-mirror`, without a write of the guest being lost.
 //!
-//! While a mirror begins, QEMU from 8.0 on looks which blocks of the disk are in use, and notes no writes yet. A write to a fresh block that is under
+//! While a mirror begins, QEMU 8.0 to 11.0 looks which blocks of the disk are in use, and notes no writes yet. A write to a fresh block that is under
 //! way when QEMU looks, and ends before the mirror is ready to note it, is in no copy ever: seen with 10.0.2 (`qmp/tests/mirror.rs`), not with
-//! 7.2. So no write may be under way: the guest stands still until the mirror notes writes. It is told for how long.
+//! 7.2 and 11.1.2. So no write may be under way: the guest stands still until the mirror notes writes. It is told for how long.
 
 use std::time::Duration;
 
@@ -14,8 +14,10 @@ use super::TIMEOUT;
 use crate::client::QemuVersion;
 use crate::{Client, QmpError};
 
-/// The first QEMU that may lose a write.
-const LOSES_WRITES: u32 = 8;
+/// From this release on QEMU may lose a write, major and minor.
+const LOSES_WRITES: (u32, u32) = (8, 0);
+/// From this one on it was tried, and does not. An earlier one may have it mended as well.
+const MENDED: (u32, u32) = (11, 1);
 /// Between looks; the guest waits.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// So long a guest may stand still for it. QEMU reads the tables of the image meanwhile: some milliseconds, more for images of terabytes on slow
@@ -73,7 +75,7 @@ pub(super) async fn hold_in_step(client: &Client, job: &str) -> Result<(), QmpEr
 /// Whether this QEMU may lose what a guest writes while a mirror begins.
 #[must_use]
 pub fn loses_writes(version: &QemuVersion) -> bool {
-    version.major >= LOSES_WRITES
+    (LOSES_WRITES..MENDED).contains(&(version.major, version.minor))
 }
 
 /// Begins mirrors, all of them or none. How long the guest stood still for it.

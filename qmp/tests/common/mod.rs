@@ -17,7 +17,8 @@ pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The QEMUs to test with: those that the environment names, else the one in `PATH`. What is lacking is skipped.
 pub fn qemus() -> Vec<PathBuf> {
-    let named = ["VMOVE_QEMU_7_2", "VMOVE_QEMU_10_0"].map(|name| (name, std::env::var_os(name)));
+    let named = ["VMOVE_QEMU_7_2", "VMOVE_QEMU_10_0", "VMOVE_QEMU_TESTING"]
+        .map(|name| (name, std::env::var_os(name)));
     let mut found: Vec<PathBuf> = Vec::new();
     for (name, value) in named {
         match value.map(PathBuf::from) {
@@ -33,7 +34,7 @@ pub fn qemus() -> Vec<PathBuf> {
     }
     if found.is_empty() {
         vmove_skip::skip!(
-            "no qemu-system-x86_64 in PATH, and neither VMOVE_QEMU_7_2 nor VMOVE_QEMU_10_0 is set"
+            "no qemu-system-x86_64 in PATH, and none of VMOVE_QEMU_7_2, VMOVE_QEMU_10_0 and VMOVE_QEMU_TESTING is set"
         );
     }
     found

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Variables that may name a QEMU, in the order in which they are tried.
-const VARIABLES: [&str; 3] = ["VMOVE_QEMU", "VMOVE_QEMU_10_0", "VMOVE_QEMU_7_2"];
+const VARIABLES: [&str; 4] = ["VMOVE_QEMU", "VMOVE_QEMU_10_0", "VMOVE_QEMU_7_2", "VMOVE_QEMU_TESTING"];
 
 /// `PATH` with the folders of the QEMUs that the variables name before it: a daemon takes them from other nodes, as those that are installed.
 #[must_use]

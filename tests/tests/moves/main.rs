@@ -21,6 +21,7 @@ mod locked;
 mod modes;
 mod monitoring;
 mod move_disk;
+mod newer_qemu;
 mod old_kernel;
 mod pinned;
 mod remote;
