@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # A host of libvirt, in mount and UTS namespaces of its own: `unshare -m -u tests/scripts/libvirt-host.sh FOLDER NAME UUID`.
-# libvirt comes from .cache/libvirt; what it writes is below FOLDER. Guest memory is on a tmpfs with huge=advise, QEMU runs as libvirt-qemu. Says
+# libvirt comes from the folder VMOVE_LIBVIRT; what it writes is below FOLDER. Guest memory is on a tmpfs with huge=advise, QEMU runs as libvirt-qemu. Says
 # "ready" when libvirtd answers, and stays until it is ended; libvirtd ends with `kill $(cat FOLDER/libvirtd.pid)`.
 set -euo pipefail
 folder=$1 name=$2 uuid=$3
-: "${VMOVE_CACHE:?}"
+: "${VMOVE_LIBVIRT:?}"
 
 mount --make-rprivate /
 mkdir -p "$folder"/{var,run,etc/hooks,log/qemu,cached,mem,files,dev/pts,dev/shm,dev/net}
 chmod 755 "$folder" "$folder"/{log,mem,files}
-mount -t overlay overlay -o "lowerdir=$VMOVE_CACHE/libvirt/usr:/usr" /usr
+mount -t overlay overlay -o "lowerdir=$VMOVE_LIBVIRT/usr:/usr" /usr
 for pair in var/lib/libvirt:var run/libvirt:run etc/libvirt:etc var/log/libvirt:log var/cache/libvirt:cached; do
     mkdir -p "/${pair%:*}"
     mount --bind "$folder/${pair#*:}" "/${pair%:*}"
@@ -40,12 +40,14 @@ auth_unix_rw = "none"
 unix_sock_rw_perms = "0700"
 log_outputs = "2:file:$folder/libvirtd.log"
 CONF
-# security_driver: there is neither AppArmor nor SELinux in a namespace; namespaces and cgroup_controllers: nor are there control groups.
+# security_driver: there is neither AppArmor nor SELinux in a namespace; namespaces and cgroup_controllers: nor are there control groups;
+# remember_owner: in files that all tests have, such as the guest's kernel, libvirt would note who has them until nobody knows of it any more.
 cat >/etc/libvirt/qemu.conf <<CONF
 security_driver = "none"
 namespaces = []
 cgroup_controllers = []
 stdio_handler = "file"
+remember_owner = 0
 memory_backing_dir = "$folder/mem"
 ${VMOVE_QEMU_CONF:-}
 CONF

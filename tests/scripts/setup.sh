@@ -62,7 +62,7 @@ setup_everything() {
     setup_part ssh "$CACHE/ssh/usr/sbin/sshd" setup_ssh
     setup_part prometheus "$CACHE/prometheus/usr/bin/promtool" setup_prometheus
     # The last one, since it reads the lists of another suite.
-    setup_part testing "$QEMU_TESTING" setup_newest_qemu
+    setup_part testing "$QEMU_TESTING" setup_testing
 }
 
 # What it takes to start guests.
@@ -294,22 +294,40 @@ setup_qemu() {
     mv "$home.new" "$home"
 }
 
-# The newest QEMU that Debian has: that of its testing suite (11.1 in November 2026), with the C library and the loader that it is built for. The
-# program names that loader by its path: a cache that is moved elsewhere needs it unpacked again.
-setup_newest_qemu() {
-    local home=$CACHE/qemu-testing debs=$CACHE/apt/debs/qemu-testing program
-    say "unpacking the QEMU of Debian testing"
-    rm -rf "$home"
-    if ! (private_apt testing && HOST_PACKAGES='systemd|libsystemd-shared|libc-gconv-modules-extra' &&
-        fetch_closure "$debs" "${QEMU_PACKAGES[@]/%//testing}"); then
-        warn "the QEMU of Debian testing could not be fetched; tests with it will be skipped"
+# The newest that Debian has: QEMU (11.1 in November 2026) and libvirt of its testing suite, with the C library that they are built for.
+setup_testing() {
+    local own='systemd.*|libsystemd-shared|libc-gconv-modules-extra|libperl.*|perl.*|adduser|passwd|debconf|dpkg|tar'
+    rm -rf "$CACHE/qemu-testing" "$CACHE/libvirt-testing"
+    if ! (private_apt testing && HOST_PACKAGES=$own &&
+        fetch_closure "$CACHE/apt/debs/qemu-testing" "${QEMU_PACKAGES[@]/%//testing}" &&
+        fetch_closure "$CACHE/apt/debs/libvirt-testing" libvirt-{daemon,clients,daemon-driver-qemu}/testing); then
+        warn "QEMU and libvirt of Debian testing could not be fetched; tests with them will be skipped"
         return 0
     fi
-    unpack_qemu "$home" "$debs"
+    unpack_newest_libvirt
+    unpack_newest_qemu
+}
+
+# The program names its loader by its path: a cache that is moved elsewhere needs it unpacked again.
+unpack_newest_qemu() {
+    local home=$CACHE/qemu-testing program
+    say "unpacking the QEMU of Debian testing"
+    unpack_qemu "$home" "$CACHE/apt/debs/qemu-testing"
     mv "$home.new" "$home"
     program=$home/usr/bin/qemu-system-x86_64
     "$CACHE/tools/usr/bin/patchelf" --set-interpreter "$home/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2" "$program"
     check_qemu "$program"
+}
+
+# It is put over /usr in a namespace, C library and all. The QEMU that it depends on is that of unpack_newest_qemu.
+unpack_newest_libvirt() {
+    local libvirt=$CACHE/libvirt-testing new=$CACHE/libvirt-testing.new deb
+    say "unpacking the libvirt of Debian testing"
+    rm -rf "$new"
+    for deb in "$CACHE/apt/debs/libvirt-testing"/*.deb; do dpkg -x "$deb" "$new"; done
+    rm -rf "${new:?}"/{etc,var} "${new:?}"/usr/share/{doc,man,locale,bug,lintian,qemu,seabios} "${new:?}"/usr/lib/{systemd,x86_64-linux-gnu/{qemu,systemd}}
+    find "$new"/usr/{bin,sbin} ! -type d ! -name virsh ! -name libvirtd ! -name dmidecode -delete
+    mv "$new" "$libvirt"
 }
 
 # unpack_qemu HOME FOLDER: the packages in the folder, as HOME.new.

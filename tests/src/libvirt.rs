@@ -15,7 +15,7 @@ use vmove_guest::config::Config;
 
 use crate::beacon::{self, BeaconPage};
 use crate::daemon::{Node, NodeOptions};
-use crate::guest::{BOOT_TIMEOUT, Guest};
+use crate::guest::{BOOT_TIMEOUT, Guest, failures};
 use crate::places;
 use crate::process::Guarded;
 use crate::sandbox::Sandbox;
@@ -38,15 +38,10 @@ pub fn ready() -> Result<()> {
     places::guest_initrd()?;
     places::product("vmoved")?;
     places::product("vmove")?;
-    let libvirtd = cache()?.join("libvirt/usr/sbin/libvirtd");
-    ensure!(libvirtd.exists(), "no libvirt at {}: ./run setup unpacks it", libvirtd.display());
+    places::libvirt()?;
     let kinds = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
     ensure!(kinds.contains("overlay"), "this kernel has no overlayfs, over which libvirt is put into /usr");
     Ok(())
-}
-
-fn cache() -> Result<PathBuf> {
-    std::env::var_os("VMOVE_CACHE").map(PathBuf::from).context("VMOVE_CACHE is not set: see ./run shell-env")
 }
 
 /// A host.
@@ -59,7 +54,7 @@ pub struct Host {
 }
 
 impl Host {
-    fn start(sandbox: &Sandbox, name: &str, uuid: &str) -> Result<Self> {
+    fn start(sandbox: &Sandbox, name: &str, uuid: &str, qemu_conf: &str) -> Result<Self> {
         let folder = sandbox.folder(&format!("host-{name}"))?;
         // QEMU runs as a user who must reach its memory.
         std::fs::set_permissions(sandbox.path(), std::fs::Permissions::from_mode(0o755))?;
@@ -69,7 +64,8 @@ impl Host {
             .arg(script)
             .arg(&folder)
             .args([name, uuid])
-            .env("VMOVE_CACHE", cache()?)
+            .env("VMOVE_LIBVIRT", places::libvirt()?)
+            .env("VMOVE_QEMU_CONF", qemu_conf)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -191,6 +187,12 @@ impl Host {
         Ok(())
     }
 
+    /// What the guest has said on this host since it was first here.
+    #[must_use]
+    pub fn console(&self) -> String {
+        std::fs::read_to_string(self.folder.join(format!("log/qemu/{DOMAIN}-serial.log"))).unwrap_or_default()
+    }
+
     /// A file of the host, by which it can be read from outside.
     #[must_use]
     pub fn file(&self, path: &Path) -> PathBuf {
@@ -285,9 +287,16 @@ impl Pair {
     /// # Errors
     /// When something does not start.
     pub fn new(guest: &Guest, arm: Arm) -> Result<Self> {
-        let sandbox = Sandbox::new()?;
-        let mut a = Host::start(&sandbox, "a", "11111111-1111-4111-8111-111111111111")?;
-        let mut b = Host::start(&sandbox, "b", "22222222-2222-4222-8222-222222222222")?;
+        Self::with(Sandbox::new()?, guest, arm, "")
+    }
+
+    /// The same, in a sandbox that was made before, with these further lines of `qemu.conf`.
+    ///
+    /// # Errors
+    /// When something does not start.
+    pub fn with(sandbox: Sandbox, guest: &Guest, arm: Arm, qemu_conf: &str) -> Result<Self> {
+        let mut a = Host::start(&sandbox, "a", "11111111-1111-4111-8111-111111111111", qemu_conf)?;
+        let mut b = Host::start(&sandbox, "b", "22222222-2222-4222-8222-222222222222", qemu_conf)?;
         let (at_a, at_b) = (a.node.listen(), b.node.listen());
         a.node.add_peer("b", at_b);
         b.node.add_peer("a", at_a);
@@ -321,6 +330,25 @@ impl Pair {
             pair.hosts[0].beacon()?;
         }
         Ok(pair)
+    }
+
+    /// Waits until the guest has worked on its disk on this host, and has found nothing wrong.
+    ///
+    /// # Errors
+    /// When it does not, or what it has found.
+    pub fn works_on_disk_at(&self, at: usize) -> Result<()> {
+        let lines = || -> Result<usize> {
+            let console = self.hosts[at].console();
+            let failed = failures(&console);
+            ensure!(failed.is_empty(), "the guest told of {failed:#?}");
+            Ok(console.lines().filter(|line| line.contains("VMOVE-GUEST DISK")).count())
+        };
+        let (first, deadline) = (lines()?, Instant::now() + WORK_TIMEOUT);
+        while lines()? < first + 6 {
+            ensure!(Instant::now() < deadline, "it does not work on its disk: {}", self.hosts[at].console());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
     }
 
     /// A guest that runs on the first host, and is enabled.
@@ -429,7 +457,29 @@ impl Pair {
     }
 }
 
-/// The XML of a domain with this guest. `more`: further elements.
+/// The guest's disk, if it has one, and a card in a network of its own.
+fn devices(guest: &Guest) -> String {
+    let disk = guest.disk.as_ref().map_or_else(String::new, |image| {
+        format!(
+            "    <disk type='file' device='disk'>
+      <driver name='qemu' type='raw' cache='none'/>
+      <source file='{}'/>
+      <target dev='vda' bus='virtio'/>
+    </disk>
+",
+            image.display()
+        )
+    });
+    format!(
+        "{disk}    <interface type='user'>
+      <model type='virtio'/>
+      <rom enabled='no'/>
+    </interface>
+"
+    )
+}
+
+/// The XML of a domain with this guest, its disk and a network card. `more`: further elements.
 ///
 /// # Errors
 /// When a part of the guest is not there.
@@ -462,7 +512,7 @@ pub fn domain(guest: &Guest, more: &str) -> Result<String> {
     <serial type='file'>
       <source path='/var/log/libvirt/qemu/{DOMAIN}-serial.log'/>
     </serial>
-  </devices>
+{devices}  </devices>
 {more}</domain>
 ",
         memory = guest.memory_mib,
@@ -471,5 +521,6 @@ pub fn domain(guest: &Guest, more: &str) -> Result<String> {
         initrd = value("-initrd")?,
         append = value("-append")?,
         emulator = guest.qemu.display(),
+        devices = devices(guest),
     ))
 }

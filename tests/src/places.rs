@@ -84,6 +84,15 @@ pub fn ssh() -> Result<PathBuf> {
     exists(&folder.join("sbin/sshd")).map(|_| folder)
 }
 
+/// The folder whose `usr` has libvirt, as it is put over `/usr`.
+///
+/// # Errors
+/// When it does not exist; the error says what to do.
+pub fn libvirt() -> Result<PathBuf> {
+    let folder = place("VMOVE_LIBVIRT", "libvirt")?;
+    exists(&folder.join("usr/sbin/libvirtd")).map(|_| folder)
+}
+
 /// Chromium without a window.
 ///
 /// # Errors

@@ -2,5 +2,6 @@
 #![cfg(test)]
 
 mod blows;
+mod disks;
 mod moves;
 mod refused;

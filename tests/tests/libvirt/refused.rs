@@ -1,5 +1,10 @@
 //! Migrations that cannot be carried, and are refused with the reason.
 
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
 use vmove_skip::need;
 use vmove_tests::libvirt::{self, Arm, DOMAIN, Pair};
 
@@ -58,4 +63,80 @@ fn a_domain_whose_memory_is_in_no_file_is_refused() {
     assert!(error.contains("It has no RAM in named files"), "{error}");
     assert!(pair.hosts[0].runs().expect("a state"));
     assert_eq!(pair.hosts[1].qemu(), None);
+}
+
+#[test]
+fn a_domain_whose_monitor_has_another_client_is_refused() {
+    need!(libvirt::ready());
+    let mut pair = Pair::running(&guest()).expect("two hosts");
+    let monitor = Path::new("/run/libvirt/vmove").join(format!("{}.qmp", libvirt::UUID));
+    // One that comes while vmoved is away: QEMU has one client at a time.
+    pair.hosts[0].node.crash();
+    let client = UnixStream::connect(pair.hosts[0].file(&monitor)).expect("a client");
+    pair.hosts[0].node.run().expect("vmoved");
+    let error = pair.migrate(0, &[]).expect_err("refused").to_string();
+    assert!(error.contains("another client"), "{error}");
+    drop(client);
+    pair.sound_at(0).expect("it goes on");
+    pair.migrate(0, &[]).expect("without that client it moves");
+    pair.sound_at(1).expect("sound");
+}
+
+/// Somebody has taken the monitor away since it was enabled: it is a domain as any other.
+#[test]
+fn a_domain_without_the_second_monitor_migrates_as_before() {
+    need!(libvirt::ready());
+    let pair = Pair::new(&guest(), Arm::Enabled).expect("two hosts");
+    let xml = pair.hosts[0].virsh(&["dumpxml", "--inactive", DOMAIN]).expect("its XML");
+    let (before, rest) = xml.split_once("<qemu:commandline>").expect("arguments");
+    let (_, after) = rest.split_once("</qemu:commandline>").expect("their end");
+    let file = pair.path().join("plain.xml");
+    std::fs::write(&file, format!("{before}{after}")).expect("written");
+    pair.hosts[0].virsh(&["define", &file.to_string_lossy()]).expect("defined");
+    pair.hosts[0].virsh(&["start", DOMAIN]).expect("started");
+    pair.hosts[0].beacon().expect("it runs");
+    pair.migrate(0, &[]).expect("libvirt migrates it");
+    pair.sound_at(1).expect("sound");
+    let history = pair.hosts[1].node.ask(&["history"]).expect("a history");
+    assert!(history["migrations"].as_array().is_some_and(Vec::is_empty), "{history}");
+}
+
+#[test]
+fn a_domain_whose_name_another_one_has_there_stays() {
+    need!(libvirt::ready());
+    let pair = Pair::running(&guest()).expect("two hosts");
+    let xml = pair.hosts[0].virsh(&["dumpxml", "--inactive", DOMAIN]).expect("its XML");
+    let other = xml.replace(libvirt::UUID, "00000000-0000-4000-8000-000000000001");
+    let file = pair.path().join("other.xml");
+    std::fs::write(&file, other).expect("written");
+    pair.hosts[1].virsh(&["define", &file.to_string_lossy()]).expect("defined");
+    let error = pair.migrate(0, &[]).expect_err("refused").to_string();
+    assert!(error.contains("already exists with uuid"), "{error}");
+    pair.hosts[1].virsh(&["undefine", DOMAIN]).expect("undefined");
+    pair.sound_at(0).expect("it goes on");
+    pair.migrate(0, &[]).expect("then it moves");
+    pair.sound_at(1).expect("sound");
+}
+
+/// The operator calls the migration off, at moments from its begin to after its end.
+#[test]
+fn a_migration_that_is_called_off_leaves_one_guest() {
+    need!(libvirt::ready());
+    let pair = Pair::running(&guest()).expect("two hosts");
+    let (mut at, mut stayed) = (0, 0);
+    for after in [0, 100, 300, 600, 1000, 1500, 2000, 3000] {
+        let migration = pair.migration(at, &[]).stderr(Stdio::null()).spawn().expect("virsh");
+        std::thread::sleep(Duration::from_millis(after));
+        // There may be no job yet, or none any more.
+        let _ = pair.hosts[at].virsh(&["domjobabort", DOMAIN]);
+        let ended = migration.wait_with_output().expect("virsh ends");
+        let stays = !ended.status.success();
+        stayed += u32::from(stays);
+        at = if stays { at } else { 1 - at };
+        pair.sound_at(at).unwrap_or_else(|error| panic!("called off after {after} ms: {error:#}"));
+    }
+    println!("{stayed} of 8 migrations were called off in time");
+    assert!(stayed > 0, "none was called off in time");
+    pair.migrate(at, &[]).expect("it moves afterwards");
+    pair.sound_at(1 - at).expect("sound");
 }
