@@ -157,6 +157,7 @@ pub struct ConfigFile {
     bulk_connections: Option<u8>,
     reconnect_for: Option<String>,
     keep_migrations: Option<usize>,
+    keep_stopped: Option<String>,
     overcommit_memory: Option<bool>,
     fork: ForkPolicy,
     qemu: QemuConfig,
@@ -249,6 +250,8 @@ pub struct Config {
     pub reconnect_for: Duration,
     /// Migrations of the past that are remembered, 10 to 1,000,000.
     pub keep_migrations: usize,
+    /// How long the folders of VMs that are no more are kept.
+    pub keep_stopped: Duration,
     /// Guests may be larger than the memory of this node: of each counts what it holds.
     pub overcommit_memory: bool,
     /// Forks.
@@ -380,6 +383,10 @@ impl Config {
             None => Duration::from_secs(600),
             Some(text) => units::parse_duration(&text).map_err(|why| value("reconnect-for", why))?,
         };
+        let keep_stopped = match file.keep_stopped {
+            None => Duration::from_secs(86400),
+            Some(text) => units::parse_duration(&text).map_err(|why| value("keep-stopped", why))?,
+        };
         let keep_migrations = file.keep_migrations.unwrap_or(1000);
         if !KEPT_MIGRATIONS.contains(&keep_migrations) {
             let (least, most) = (KEPT_MIGRATIONS.start(), KEPT_MIGRATIONS.end());
@@ -425,6 +432,7 @@ impl Config {
             bulk_connections,
             reconnect_for,
             keep_migrations,
+            keep_stopped,
             overcommit_memory: file.overcommit_memory.unwrap_or(false),
             fork,
             qemu: file.qemu.overridden(flags.qemu)?,

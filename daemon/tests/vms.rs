@@ -238,6 +238,42 @@ impl Drop for SharedFile {
     }
 }
 
+/// Those that have failed are kept like those that were stopped; what is of somebody else's making is left alone.
+#[test]
+fn the_folder_of_a_vm_that_is_no_more_goes_after_a_while() {
+    let qemu = need!(qemu());
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("v.toml");
+    std::fs::write(&config, "insecure = true\nkeep-stopped = '4s'\n").unwrap();
+    let node = Node::start_with(&["--config", config.to_str().unwrap()]);
+    let folder = |name: &str| node.state().join("run").join(name);
+    for name in ["stopped", "failed", "has-an-image", "lives"] {
+        run(&node, name, &qemu);
+    }
+    std::fs::write(folder("stopped").join("console.log"), "login:").unwrap();
+    std::fs::write(folder("has-an-image").join("disk.raw"), "data").unwrap();
+    std::fs::create_dir(folder("somebody-elses")).unwrap();
+    std::fs::write(folder("somebody-elses").join("a.log"), "x").unwrap();
+    signal(pid_of(&node.ask(&["show", "failed"])), Signal::KILL);
+    wait("it is ended", || status(&node, "failed") == "ended");
+    for name in ["stopped", "has-an-image"] {
+        node.ask(&["stop", name]);
+    }
+    for name in ["stopped", "failed"] {
+        assert!(folder(name).join("qemu.log").exists(), "the log of {name} is kept for a while");
+    }
+    for name in ["stopped", "failed"] {
+        wait("its folder is gone", || !folder(name).exists());
+    }
+    // As old by now.
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    assert_eq!(std::fs::read(folder("has-an-image").join("disk.raw")).unwrap(), b"data");
+    assert!(folder("lives").join("qemu.log").exists() && folder("somebody-elses").join("a.log").exists());
+    assert_eq!(status(&node, "lives"), "running");
+    // The name is free as ever.
+    run(&node, "stopped", &qemu);
+}
+
 #[test]
 fn a_foreign_qemu_is_adopted_released_and_only_ended_by_force() {
     let qemu = need!(qemu());

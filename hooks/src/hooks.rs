@@ -16,7 +16,7 @@ use crate::journal::Journal;
 use crate::loops::Loops;
 use crate::metrics;
 use crate::own::Own;
-use crate::state::Kept;
+use crate::state::{Kept, Outcome};
 use crate::trigger::Trigger;
 
 /// Events that wait for their turn. Those that come when so many wait are dropped, and counted.
@@ -65,6 +65,8 @@ impl Hooks {
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
+        let outcomes = Outcome::ALL.map(Outcome::word);
+        hooks.iter().for_each(|hook| metrics::begin(&hook.name, outcomes));
         let (sender, receiver) = mpsc::channel(QUEUE);
         let qmp = hooks.iter().filter_map(|hook| match &hook.on {
             Trigger::Qmp(name) => Some(name.clone()),

@@ -8,6 +8,8 @@ use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
 pub const TIME: &str = "vmove_hook_run_seconds";
 const RUNS: &str = "vmove_hook_runs_total";
 const HELD_BACK: &str = "vmove_hook_held_back_total";
+/// Why a hook may not have acted on an event.
+const HELD_BACK_BY: [&str; 3] = ["loop", "at-most", "at-work"];
 const DROPPED: &str = "vmove_hook_events_dropped_total";
 
 /// Describes the metrics of hooks. Call it when the recorder is there.
@@ -20,6 +22,19 @@ pub fn describe() {
     describe_counter!(DROPPED, "Events that no hook heard of, because too many came at once.");
     describe_histogram!(TIME, Unit::Seconds, "How long runs of hooks took, with all attempts.");
     counter!(DROPPED).absolute(0);
+}
+
+/// Begins the counts of a hook, and of each way in which its runs may end, at zero: of a series that begins at 1, Prometheus sees no increase.
+pub(crate) fn begin(hook: &str, outcomes: [&'static str; 4]) {
+    let hook = || hook.to_owned();
+    for outcome in outcomes {
+        counter!(RUNS, "hook" => hook(), "outcome" => outcome).absolute(0);
+    }
+    for why in HELD_BACK_BY {
+        counter!(HELD_BACK, "hook" => hook(), "why" => why).absolute(0);
+    }
+    // On the page, with zeros, as soon as it is registered.
+    let _ = histogram!(TIME, "hook" => hook());
 }
 
 pub(crate) fn ended(hook: &str, outcome: &'static str, took: Duration) {

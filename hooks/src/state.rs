@@ -85,6 +85,8 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
+    pub(crate) const ALL: [Self; 4] = [Self::Done, Self::Failed, Self::Forbidden, Self::Would];
+
     pub(crate) const fn word(self) -> &'static str {
         match self {
             Self::Done => "done",

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use vmove_memory::{MemoryDir, MemoryError};
 use vmove_qmp::confine::Confinement;
@@ -93,6 +94,7 @@ impl Ground {
             starter: self.starter.clone(),
             devices: Arc::new(NoDevices),
             confinement: self.confinement.clone(),
+            keep_stopped: Duration::MAX,
         };
         Registry::new(Arc::clone(&self.vms), Arc::clone(&self.monitors), migrations, means)
     }

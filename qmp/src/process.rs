@@ -319,11 +319,9 @@ pub fn log_in(vm_dir: &Path) -> PathBuf {
 /// # Errors
 /// [`ProcessError::Unkillable`].
 pub async fn end_started_in(vm_dir: &Path) -> Result<Vec<u32>, ProcessError> {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Ok(Vec::new()) };
-    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let log = log_in(vm_dir);
     let mut ended = Vec::new();
-    for pid in pids.filter(|pid| was_started_in(*pid, vm_dir, &log)) {
+    for pid in started_in(vm_dir, &log) {
         // Gone already, or not ours to look at.
         let Ok(process) = QemuProcess::adopt(pid, &log) else { continue };
         // The id may have been reused before the pidfd held it.
@@ -333,6 +331,18 @@ pub async fn end_started_in(vm_dir: &Path) -> Result<Vec<u32>, ProcessError> {
         }
     }
     Ok(ended)
+}
+
+/// Whether a process works in this folder and writes to the log in it, as one that [`QemuProcess::spawn`] started there.
+#[must_use]
+pub fn works_in(vm_dir: &Path) -> bool {
+    started_in(vm_dir, &log_in(vm_dir)).next().is_some()
+}
+
+fn started_in(folder: &Path, log: &Path) -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(move |pid| was_started_in(*pid, folder, log))
 }
 
 fn was_started_in(pid: u32, folder: &Path, log: &Path) -> bool {

@@ -28,6 +28,8 @@ pub fn describe() {
     for outcome in ["running", "failed"] {
         counter!(CHILDREN, "outcome" => outcome).absolute(0);
     }
+    // On the page, with zeros, as soon as they are registered.
+    let _ = (histogram!(PARENT_PAUSE), histogram!(ALL_RUNNING));
 }
 
 /// Counts a fork of so many children that has ended.

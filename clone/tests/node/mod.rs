@@ -67,6 +67,7 @@ impl Node {
                 starter: Starter::plain(),
                 devices,
                 confinement: Confinement::default(),
+                keep_stopped: Duration::MAX,
             },
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -160,6 +160,17 @@ fn a_history_of_no_use_is_refused() {
     }
 }
 
+#[test]
+fn folders_of_stopped_vms_are_kept_for_a_day_or_as_long_as_told() {
+    let merge = |text: &str| Config::merge(flags(&["--insecure"]), file(text));
+    let kept = |text: &str| merge(text).unwrap().keep_stopped;
+    assert_eq!(kept(""), Duration::from_secs(86400));
+    assert_eq!(kept("keep-stopped = '7d'"), Duration::from_secs(7 * 86400));
+    assert_eq!(kept("keep-stopped = '0'"), Duration::ZERO);
+    let error = merge("keep-stopped = 'a day'").unwrap_err().to_string();
+    assert!(error.contains("keep-stopped") && error.contains("found \"a day\""), "{error}");
+}
+
 /// `VMOVE_WRITE_DOCS=1 cargo test -p vmove-daemon --lib the_checked_in` writes it. `vmove man` installs it with the others.
 #[test]
 fn the_checked_in_man_page_is_current() {

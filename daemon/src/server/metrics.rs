@@ -1,6 +1,6 @@
 //! Metrics: names, units and buckets in one place.
 //!
-//! Base units, unit last, `_total` for counters. A bucket range covers what the figure can be on real machines.
+//! Base units, unit last, behind it `_total` for counters. A bucket range covers what the figure can be on real machines.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,8 +14,10 @@ use vmove_hooks::metrics as hook;
 use vmove_node::latency::News;
 use vmove_types::progress::{Outcome, Progress, Role};
 use vmove_types::report::Report;
+use vmove_types::spec::Mode;
 
 use super::App;
+use super::access::{ORIGINS, OUTCOMES};
 use super::traces::{self, Traces};
 
 /// How often sessions are looked at.
@@ -34,7 +36,6 @@ pub fn install(node: &str) -> Result<PrometheusHandle, BuildError> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(full("vmove_migration_downtime_seconds"), DOWNTIME)?
         .set_buckets_for_metric(full("vmove_migration_duration_seconds"), DURATION)?
-        .set_buckets_for_metric(full("vmove_migration_fault_latency_seconds"), FAULT)?
         .set_buckets_for_metric(full(FAULT_LATENCY), FAULT)?
         .set_buckets_for_metric(full(hook::TIME), DURATION)?
         .set_buckets_for_metric(full(fork::PARENT_PAUSE), DOWNTIME)?
@@ -54,7 +55,7 @@ fn describe() {
     describe_gauge!("vmove_migrations_running", "Migrations at work on this node.");
     describe_counter!("vmove_migrations_total", "Migrations that ended on this node.");
     describe_counter!(
-        "vmove_migration_bytes_sent_total",
+        "vmove_migration_sent_bytes_total",
         Unit::Bytes,
         "Bytes on the wire for pages and device state, counted by the source."
     );
@@ -77,11 +78,6 @@ fn describe() {
         "From the request to the end, observed by the source."
     );
     describe_histogram!(
-        "vmove_migration_fault_latency_seconds",
-        Unit::Seconds,
-        "Of each migration that fetched pages: the median, 99th percentile and maximum of its fault latency."
-    );
-    describe_histogram!(
         FAULT_LATENCY,
         Unit::Seconds,
         "How long guest threads waited for a page that was fetched, of guests on their way to this node."
@@ -101,14 +97,22 @@ fn begin_at_zero() {
     for name in [
         "vmove_qemu_ended_total",
         "vmove_audit_lost_total",
-        "vmove_migration_bytes_sent_total",
+        "vmove_migration_sent_bytes_total",
         "vmove_migration_faults_total",
         "vmove_migration_recoveries_total",
     ] {
         counter!(name).absolute(0);
     }
-    counter!("vmove_peer_connections_total", "result" => "tls_refused").absolute(0);
-    for mode in ["precopy", "postcopy", "hybrid", UNKNOWN] {
+    for result in ["welcome", "refused", "tls_refused", "crowded_out"] {
+        counter!("vmove_peer_connections_total", "result" => result).absolute(0);
+    }
+    for from in ORIGINS {
+        for outcome in OUTCOMES {
+            counter!("vmove_requests_total", "from" => from, "outcome" => outcome).absolute(0);
+        }
+    }
+    let modes = [Mode::Precopy, Mode::Postcopy, Mode::Hybrid].map(Mode::as_str);
+    for mode in modes.into_iter().chain([UNKNOWN]) {
         for role in [Role::Source, Role::Destination] {
             for outcome in ["done", "refused", "cancelled", "failed"] {
                 let labels = [("mode", mode), ("outcome", outcome), ("role", role_word(role))];
@@ -116,6 +120,12 @@ fn begin_at_zero() {
             }
         }
     }
+    // A histogram is on the page, with zeros, as soon as it is registered.
+    for mode in modes {
+        let _ = histogram!("vmove_migration_downtime_seconds", "mode" => mode);
+        let _ = histogram!("vmove_migration_duration_seconds", "mode" => mode);
+    }
+    let _ = histogram!(FAULT_LATENCY);
 }
 
 /// The mode of a migration that ended before one was chosen.
@@ -183,7 +193,7 @@ fn take(p: &Progress, counted: &mut Counted) -> bool {
     counted.bytes = counted.bytes.max(p.bytes_sent);
     // The source has the whole count, and a sum over nodes shall hold each byte once.
     if p.role == Role::Source {
-        counter!("vmove_migration_bytes_sent_total").increment(new);
+        counter!("vmove_migration_sent_bytes_total").increment(new);
     }
     if counted.ended || !p.outcome.is_end() {
         return false;
@@ -209,12 +219,6 @@ fn observe(report: &Report) {
     histogram!("vmove_migration_duration_seconds", "mode" => mode()).record(report.total_ms / 1e3);
     counter!("vmove_migration_faults_total").increment(report.faults.count);
     counter!("vmove_migration_recoveries_total").increment(report.recoveries.into());
-    if report.faults.fetched > 0 {
-        let f = &report.faults;
-        for (stat, us) in [("p50", f.p50_us), ("p99", f.p99_us), ("max", f.max_us)] {
-            histogram!("vmove_migration_fault_latency_seconds", "stat" => stat).record(us / 1e6);
-        }
-    }
 }
 
 fn observe_faults(faults: &mut News) {
@@ -246,7 +250,7 @@ mod tests {
     use metrics::with_local_recorder;
     use vmove_node::latency::Latencies;
     use vmove_skip::installed::{is_current, metrics_in, text};
-    use vmove_skip::reference::{Metric, described, metrics_page};
+    use vmove_skip::reference::{Metric, broken_rules, described, metrics_page};
     use vmove_types::progress::Phase;
 
     use super::*;
@@ -301,10 +305,8 @@ mod tests {
     #[test]
     fn names_follow_the_rules_of_prometheus_and_are_in_the_guides() {
         let guides = text("docs/operations.md") + &text("docs/hooks.md");
-        for Metric { name, kind, help, .. } in all() {
-            assert_eq!(name.ends_with("_total"), kind == "counter", "{name} is a {kind}");
-            assert_eq!(name.ends_with("_seconds"), kind == "histogram", "{name} is a {kind}");
-            assert!(help.ends_with('.'), "{name}: {help:?} is no sentence");
+        assert_eq!(broken_rules("vmove_", &all()), [""; 0]);
+        for Metric { name, .. } in all() {
             assert!(guides.contains(&format!("`{name}")), "{name} is in no guide");
         }
     }
@@ -337,7 +339,7 @@ mod tests {
             take(&done, &mut counted);
         });
         let text = handle.render();
-        assert!(text.contains("vmove_migration_bytes_sent_total 150"), "{text}");
+        assert!(text.contains("vmove_migration_sent_bytes_total 150"), "{text}");
         assert!(
             text.contains("vmove_migrations_total{mode=\"hybrid\",outcome=\"done\",role=\"source\"} 1"),
             "{text}"

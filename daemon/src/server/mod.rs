@@ -408,6 +408,7 @@ async fn assemble(
             starter,
             devices,
             confinement: config.qemu.clone(),
+            keep_stopped: config.keep_stopped,
         },
     );
     let known = known_peers(&config);

@@ -5,6 +5,7 @@ mod elsewhere;
 mod error;
 mod monitor;
 mod news;
+mod past;
 mod pause;
 mod run;
 pub(crate) mod show;
@@ -50,6 +51,7 @@ pub struct Registry {
     starter: Starter,
     devices: Arc<dyn Devices>,
     confinement: Confinement,
+    keep_stopped: Duration,
     news: news::Tell,
     state: Mutex<State>,
 }
@@ -98,6 +100,8 @@ pub struct Means {
     pub devices: Arc<dyn Devices>,
     /// The rights of their QEMUs.
     pub confinement: Confinement,
+    /// How long the folders of those that are no more are kept. [`Duration::MAX`]: for ever.
+    pub keep_stopped: Duration,
 }
 
 impl Registry {
@@ -109,7 +113,7 @@ impl Registry {
         migrations: Arc<dyn Migrations>,
         means: Means,
     ) -> Arc<Self> {
-        let Means { run_dir, reservations, starter, devices, confinement } = means;
+        let Means { run_dir, reservations, starter, devices, confinement, keep_stopped } = means;
         Arc::new(Self {
             vms,
             monitors,
@@ -119,6 +123,7 @@ impl Registry {
             starter,
             devices,
             confinement,
+            keep_stopped,
             news: news::Tell::default(),
             state: Mutex::default(),
         })

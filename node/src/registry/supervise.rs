@@ -2,13 +2,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::record::VmRecord;
 use vmove_qmp::QemuProcess;
 use vmove_qmp::process::log_in;
 
-use super::{Ending, Registry, identity, process_of, run_blocking, starting};
+use super::{Ending, Registry, identity, past, process_of, run_blocking, starting};
 
 /// How soon a VM that a migration brought is watched, and a migration that let go of a dead one is noticed.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -34,6 +34,7 @@ impl Registry {
 
     /// Watches every VM, also those that migrations bring. Never returns.
     pub async fn supervise(self: Arc<Self>) {
+        let mut looked_for_past: Option<Instant> = None;
         loop {
             let records = self.vms.list();
             // Adopted ones have no log of ours.
@@ -53,6 +54,10 @@ impl Registry {
                 self.watch(record);
             }
             self.give_back_ownerless().await;
+            if looked_for_past.is_none_or(|at| at.elapsed() >= past::LOOK.min(self.keep_stopped)) {
+                self.remove_past().await;
+                looked_for_past = Some(Instant::now());
+            }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     }

@@ -68,6 +68,52 @@ pub fn described(describe: impl FnOnce()) -> Vec<Metric> {
     all
 }
 
+/// What breaks the rules of Prometheus and `OpenMetrics` for names and help texts, one sentence each: the program's own prefix, base units,
+/// the unit at the end or right before `_total`, `_total` for counters only, and no endings that series of histograms have.
+#[must_use]
+pub fn broken_rules(prefix: &str, metrics: &[Metric]) -> Vec<String> {
+    const OTHER_UNITS: [&str; 14] = [
+        "ms",
+        "us",
+        "ns",
+        "milliseconds",
+        "microseconds",
+        "minutes",
+        "hours",
+        "kb",
+        "kib",
+        "mb",
+        "mib",
+        "gib",
+        "bits",
+        "percent",
+    ];
+    let mut broken = Vec::new();
+    for Metric { name, kind, unit, help } in metrics {
+        let mut check = |is: bool, rule: &str| {
+            if !is {
+                broken.push(format!("{name} ({kind}): {rule}"));
+            }
+        };
+        let stem = name.strip_suffix("_total").unwrap_or(name);
+        let words: Vec<&str> = stem.split('_').collect();
+        check(name.starts_with(prefix), &format!("its name begins with {prefix}"));
+        check((stem != name) == (*kind == "counter"), "counters end in _total, and nothing else does");
+        check(!words.iter().any(|word| OTHER_UNITS.contains(word)), "its unit is a base unit");
+        for base in [Unit::Seconds, Unit::Bytes] {
+            let at = words.iter().position(|word| *word == base.as_str());
+            check(at.is_none_or(|at| at + 1 == words.len()), "its unit is the last word, but for _total");
+            check(at.is_some() == (*unit == Some(base)), "its name has the unit that it has");
+        }
+        check(*kind != "histogram" || unit.is_some(), "a histogram has a unit");
+        let series = ["bucket", "count", "sum", "info", "created"];
+        let ends = words.last().is_some_and(|last| series.contains(last));
+        check(!ends || (*kind == "gauge" && stem.ends_with("_info")), "it ends as only a series may");
+        check(help.ends_with('.') && !help.contains('\n'), "its help is one line and a sentence");
+    }
+    broken
+}
+
 /// The page of a program's metrics.
 #[must_use]
 pub fn metrics_page(program: &str, metrics: &[Metric]) -> String {
@@ -223,9 +269,9 @@ fn cell(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use metrics::{Unit, counter, describe_counter, describe_histogram};
+    use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram};
 
-    use super::{described, metrics_page, rest_page};
+    use super::{broken_rules, described, metrics_page, rest_page};
 
     #[test]
     fn each_metric_that_is_described_has_a_row() {
@@ -238,6 +284,41 @@ mod tests {
         let rows =
             "| `x_a_total` | counter |  | How many. |\n| `x_b_seconds` | histogram | seconds | How long. |\n";
         assert!(page.ends_with(rows), "{page}");
+    }
+
+    #[test]
+    fn names_that_break_a_rule_are_told() {
+        let good = described(|| {
+            describe_counter!("x_sent_bytes_total", Unit::Bytes, "How much.");
+            describe_counter!("x_ends_total", "How many.");
+            describe_gauge!("x_build_info", "Always 1.");
+            describe_histogram!("x_b_seconds", Unit::Seconds, "How long.");
+        });
+        assert_eq!(broken_rules("x_", &good), [""; 0]);
+        for (describe, rule) in [
+            (
+                (|| describe_counter!("x_bytes_sent_total", Unit::Bytes, "How much.")) as fn(),
+                "x_bytes_sent_total (counter): its unit is the last word, but for _total",
+            ),
+            (
+                || describe_counter!("x_ends", "How many."),
+                "x_ends (counter): counters end in _total, and nothing else does",
+            ),
+            (
+                || describe_gauge!("x_now_total", "Now."),
+                "x_now_total (gauge): counters end in _total, and nothing else does",
+            ),
+            (|| describe_gauge!("x_wait_ms", "Now."), "x_wait_ms (gauge): its unit is a base unit"),
+            (
+                || describe_gauge!("x_wait_seconds", "Now."),
+                "x_wait_seconds (gauge): its name has the unit that it has",
+            ),
+            (|| describe_gauge!("x_vm_count", "Now."), "x_vm_count (gauge): it ends as only a series may"),
+            (|| describe_gauge!("y_vms", "Now."), "y_vms (gauge): its name begins with x_"),
+            (|| describe_gauge!("x_vms", "Now"), "x_vms (gauge): its help is one line and a sentence"),
+        ] {
+            assert_eq!(broken_rules("x_", &described(describe)), [rule]);
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use vmove_guest::beacon::Beacon;
@@ -320,7 +321,13 @@ fn the_demonstration_goes_as_it_says() {
     need!(networks::possible());
     let sandbox = Sandbox::new().expect("a sandbox");
     let pictures = sandbox.folder("pictures").expect("a folder");
+    let began = Instant::now();
     vmove_tests::cluster_demo::run(&sandbox, Some(&pictures)).unwrap_or_else(|error| panic!("{error:#}"));
+    let took = began.elapsed();
+    assert!(
+        took < Duration::from_secs(180),
+        "expected the demonstration to be over within 3 min, found {took:.1?}"
+    );
     assert!(pictures.join("before.svg").exists() && pictures.join("after.svg").exists());
 }
 

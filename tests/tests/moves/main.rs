@@ -6,6 +6,7 @@ mod balloon;
 mod blockers;
 mod client;
 mod confined;
+mod demo;
 mod direct_io;
 mod disk_figures;
 mod disks;

@@ -91,6 +91,9 @@ fn is_told(asked: &Asked, status: StatusCode) -> bool {
     !question || matches!(status, StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS)
 }
 
+/// All that [`word`] may say.
+pub(in crate::server) const ORIGINS: [&str; 3] = ["socket", "tls", "plain"];
+
 fn word(origin: Option<&Origin>) -> &'static str {
     match origin {
         Some(Origin::Socket(_)) => "socket",
@@ -123,6 +126,9 @@ fn who(access: &Access, origin: Option<&Origin>) -> Who {
 }
 
 /// How a request ended, for the metric.
+/// All that [`outcome`] may say.
+pub(in crate::server) const OUTCOMES: [&str; 5] = ["done", "refused", "forbidden", "limited", "failed"];
+
 fn outcome(status: StatusCode) -> &'static str {
     match status {
         StatusCode::FORBIDDEN => "forbidden",

@@ -22,6 +22,7 @@ pub use self::audit::Audit;
 use self::bucket::Bucket;
 pub use self::certificate::Certificate;
 pub use self::gate::{LARGEST_BODY, admit};
+pub(super) use self::gate::{ORIGINS, OUTCOMES};
 pub use self::operations::{OPERATIONS, Operation};
 
 /// Where a request comes from.

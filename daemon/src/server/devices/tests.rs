@@ -88,6 +88,7 @@ impl Node {
                 starter: Starter::plain(),
                 devices,
                 confinement: Confinement::default(),
+                keep_stopped: Duration::MAX,
             },
         )
     }

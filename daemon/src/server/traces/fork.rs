@@ -1,4 +1,4 @@
-//! A fork as spans: one for all of it on each node, below that its phases, and each child until it ran.
+//! A fork as spans: one for all of it on each node, below that its phases, the pause of the parent, and each child until it ran.
 //!
 //! The trace's id follows from the fork's, so what all nodes tell is one trace: the spans of hosts are children of that of the parent's node.
 
@@ -37,6 +37,9 @@ pub(super) fn of(ended: &ForkProgress, node: &str) -> Option<Value> {
     let root = trace.root(span, parent.as_deref(), about, &attributes(ended), error);
     trace.all_below(&root, &ended.phases, 0.0);
     if let Some(report) = &ended.report {
+        if let Some(start_ms) = report.parent_stopped_ms {
+            trace.below(&root, Step { name: "pause", start_ms, length_ms: report.parent_pause_ms });
+        }
         children(&mut trace, &root, report, ended.elapsed_ms);
     }
     Some(trace.of_node(node))
@@ -115,10 +118,13 @@ mod tests {
         for id in ["0123456789abcdef0011223344556677", "sweep-7"] {
             let mut here = fork(id, vec![child("web-1", "a", Some(30.0)), child("web-2", "b", Some(50.0))]);
             if let Some(report) = &mut here.report {
+                (report.parent_stopped_ms, report.parent_pause_ms) = (Some(2.0), 1.5);
                 report.hosts = vec![HostReport { node: "b".to_owned(), ..HostReport::default() }];
             }
             let here = spans_in(&of(&here, "a").unwrap());
-            assert_eq!(names(&here), ["fork", "freeze", "child web-1"], "b tells of its own");
+            assert_eq!(names(&here), ["fork", "freeze", "pause", "child web-1"], "b tells of its own");
+            assert_eq!(here[2]["startTimeUnixNano"], "1767323045252000000", "2 ms after the begin");
+            assert_eq!(here[2]["endTimeUnixNano"], "1767323045253500000", "1.5 ms long");
             let there = fork(id, vec![child("web-2", "b", Some(20.0)), child("web-3", "b", None)]);
             let there = ForkProgress { ordered_by: Some("a".to_owned()), ..there };
             let there = spans_in(&of(&there, "b").unwrap());

@@ -110,7 +110,7 @@ impl BridgeError {
         Self::Moving { vm: incoming.assignment.vm.clone(), to: incoming.assignment.node.clone() }
     }
 
-    /// The kind of error, as a label of metrics.
+    /// The kind of error, as a label of metrics: one of [`REASONS`](crate::metrics::REASONS).
     pub(crate) const fn label(&self) -> &'static str {
         match self {
             Self::Store(_) | Self::OutOfTouch { .. } => "store",
