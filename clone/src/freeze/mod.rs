@@ -98,6 +98,8 @@ pub struct Frozen {
     pub template: Template,
     /// Its device state.
     pub state: Arc<[u8]>,
+    /// When it was stopped, if it ran.
+    pub stopped: Option<Mono>,
     /// From STOP to RESUME.
     pub pause: Duration,
     /// How its memory was frozen.
@@ -147,10 +149,10 @@ pub async fn freeze(
         Way::WriteProtected => copy::freeze_by_copy(&order, &ram, &mut journal, on_kept).await,
     };
     match done {
-        Ok((Stopped { state, pause }, freeze)) => {
+        Ok((Stopped { state, at, pause }, freeze)) => {
             let given = state.clone();
             match blocking(move || Template::complete(&dir, manifest, &given)).await {
-                Ok(template) => Ok(Frozen { template, state, pause, freeze, journal }),
+                Ok(template) => Ok(Frozen { template, state, stopped: at, pause, freeze, journal }),
                 Err(error) => Err(give_up(journal, order.client, error).await),
             }
         }
@@ -324,6 +326,8 @@ async fn remap(
 /// What was saved while the guest stood still.
 pub(crate) struct Stopped {
     pub(crate) state: Arc<[u8]>,
+    /// When it was stopped, if it ran.
+    pub(crate) at: Option<Mono>,
     /// From STOP to RESUME.
     pub(crate) pause: Duration,
 }
@@ -385,7 +389,8 @@ pub(crate) async fn stop_and_go(
     );
     let bytes = reading.await.map_err(|e| CloneError::Task(e.to_string()))?;
     let bytes = bytes.map_err(|e| CloneError::Task(format!("the device state could not be read: {e}")))?;
-    Ok(Stopped { state: bytes.into(), pause })
+    let at = stopped.was_running.then_some(Mono(stopped.at.0));
+    Ok(Stopped { state: bytes.into(), at, pause })
 }
 
 /// What is to happen inside QEMU, all of it found out while the guest runs.

@@ -253,6 +253,7 @@ impl ForkEngine {
         let (id, verify) = (fork.id.as_str(), fork.request.verify);
         // Not earlier: QEMUs that start would take the processors from the parent while it is being stopped and saved.
         let starting: JoinSet<Start> = self.start_all(id, here.planned);
+        report.parent_stopped_ms = source.stopped.map(|at| at.ms_since(fork.begun));
         report.parent_pause_ms = source.pause_ms;
         report.ran_on_ms = source.ran_on.map(|at| at.ms_since(fork.begun));
         report.freeze.clone_from(&source.freeze);
@@ -403,6 +404,8 @@ impl ChildrenHere {
 
 /// What children are loaded from.
 struct FrozenOrigin {
+    /// When a guest that ran was stopped.
+    stopped: Option<Mono>,
     pause_ms: f64,
     /// When a guest that was paused ran on, if it was to.
     ran_on: Option<Mono>,
@@ -418,8 +421,17 @@ async fn frozen_template(template: Template) -> Result<FrozenOrigin, ForkError> 
     let work = move || {
         let state = template.state()?;
         let (freeze, disks, journal) = (None, Vec::new(), None);
-        let (pause_ms, ran_on) = (0.0, None);
-        Ok::<_, CloneError>(FrozenOrigin { pause_ms, ran_on, freeze, template, state, disks, journal })
+        let (stopped, pause_ms, ran_on) = (None, 0.0, None);
+        Ok::<_, CloneError>(FrozenOrigin {
+            stopped,
+            pause_ms,
+            ran_on,
+            freeze,
+            template,
+            state,
+            disks,
+            journal,
+        })
     };
     Ok(run_blocking(work).await??)
 }
