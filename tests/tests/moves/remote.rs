@@ -13,6 +13,7 @@ use vmove_tests::payload::{self, KvmPages};
 use vmove_tests::pki::Pki;
 use vmove_tests::places;
 use vmove_tests::sandbox::Sandbox;
+use vmove_tests::scene::SLOW;
 
 use crate::terminal::Terminal;
 
@@ -174,6 +175,25 @@ fn a_viewer_sees_guests_and_changes_none() {
     // Somebody who may does it by the same command, to its end.
     let (code, report) = site.command("vmove", &ops, &["migrate", "db", "web", "--to", &there]);
     assert_eq!(code, Some(0), "{report}");
+    site.all_at(1);
+}
+
+#[test]
+fn a_group_that_moves_into_a_pipe_says_how_far_each_of_it_is() {
+    need!(payload::ready(Accel::Tcg));
+    let site = Site::start();
+    let folder = site.client("ops");
+    let file = |name: &str| folder.join(name).display().to_string();
+    let mut command = Command::new(places::product("vmove").expect("vmove is built"));
+    command.args(["--at", &site.at(0), "--tls-cert", &file("client.pem"), "--tls-key", &file("client.key")]);
+    command.args(["--tls-ca", &file("ca.pem"), "migrate", "db", "web", "--to", &site.at(1)]);
+    let output = command.args(["--bandwidth", SLOW]).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    for vm in VMS {
+        let lines: Vec<&str> = said.lines().filter(|line| line.starts_with(&format!("{vm}: "))).collect();
+        assert!(lines.len() >= 2 && lines.iter().any(|line| line.contains(" of ")), "{vm}: {said}");
+    }
     site.all_at(1);
 }
 
