@@ -84,9 +84,15 @@ export function filter(label, texts, changed) {
   return { box, wants: (item) => texts(item).some((text) => text.toLowerCase().includes(input.value.toLowerCase())) };
 }
 
+/** Names with commas between them, each in one piece: one that is too long ends in dots, and is told whole by the mouse. */
+function unbroken(names, more) {
+  const comma = (index) => (index < names.length - 1 ? "," : "");
+  return [...names.flatMap((name, index) => [element("span", { class: "name", title: name }, name + comma(index)), " "]), more];
+}
+
 /** A table whose rows are kept as long as their key is there. */
 export class Table {
-  /** Columns: [title, class]. `cells` gives of an item a text, or {text, href}, for each. */
+  /** Columns: [title, class]. `cells` gives of an item a text, {text, href}, or {names, more} of names that are not broken, for each. */
   constructor(caption, columns, key, cells, empty) {
     Object.assign(this, { columns, key, cells });
     this.rows = new Map();
@@ -134,11 +140,11 @@ export class Table {
 
   write(row, cells) {
     cells.forEach((cell, index) => {
-      const { text, href } = typeof cell === "object" ? cell : { text: cell, href: undefined };
-      const said = `${href}\n${text}`;
+      const { text, href, names, more } = typeof cell === "object" ? cell : { text: cell };
+      const said = JSON.stringify([href, text, names, more]);
       if (row.said[index] === said) return;
       row.said[index] = said;
-      row.cells[index].replaceChildren(href ? element("a", { href }, text) : text);
+      row.cells[index].replaceChildren(...(names ? unbroken(names, more) : [href ? element("a", { href }, text) : text]));
     });
   }
 }
