@@ -1,5 +1,6 @@
 //! Commands that wait long for one answer: what they wait for is shown, and Ctrl-C leaves it to itself.
 
+use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io::IsTerminal;
@@ -55,7 +56,20 @@ impl Wait {
         &self,
         answer: impl Future<Output = Result<T, E>>,
     ) -> Result<T, End> {
-        self.answer_shown(answer, self.show()).await
+        self.answer_shown(answer, self.show(|| self.what.clone())).await
+    }
+
+    /// The answer of several steps: what is waited for changes meanwhile, and each is told.
+    ///
+    /// # Errors
+    /// As [`Self::answer`].
+    pub async fn answer_of_steps<T, E: Into<Failure>>(
+        &self,
+        step: &Step,
+        answer: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, End> {
+        let what = || step.0.borrow().clone().unwrap_or_else(|| self.what.clone());
+        self.answer_shown(answer, self.show(what)).await
     }
 
     /// The answer, while something else is shown.
@@ -81,7 +95,7 @@ impl Wait {
     }
 
     /// Shows what is waited for, until it is dropped.
-    async fn show(&self) -> Infallible {
+    async fn show(&self, what: impl Fn() -> String) -> Infallible {
         if self.json {
             return std::future::pending().await;
         }
@@ -89,20 +103,31 @@ impl Wait {
         if std::io::stderr().is_terminal() {
             let line = OneLine::new();
             loop {
-                line.0.set_message(self.line(begun));
+                line.0.set_message(line_of(&what(), begun));
                 sleep(REDRAW_INTERVAL).await;
             }
         }
         sleep(PATIENCE).await;
         loop {
-            note(&format!("{}: {}", self.program, self.line(begun)));
+            note(&format!("{}: {}", self.program, line_of(&what(), begun)));
             sleep(LINES_INTERVAL).await;
         }
     }
+}
 
-    fn line(&self, begun: Instant) -> String {
-        let seconds = Duration::from_secs(begun.elapsed().as_secs());
-        format!("waiting: {} ({})", self.what, time(seconds))
+fn line_of(what: &str, begun: Instant) -> String {
+    let seconds = Duration::from_secs(begun.elapsed().as_secs());
+    format!("waiting: {what} ({})", time(seconds))
+}
+
+/// What is waited for now, where that changes; nothing said yet: what all of it is for.
+#[derive(Debug, Default)]
+pub struct Step(RefCell<Option<String>>);
+
+impl Step {
+    /// From now on it is this.
+    pub fn is(&self, what: impl Into<String>) {
+        *self.0.borrow_mut() = Some(what.into());
     }
 }
 

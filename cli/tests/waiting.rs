@@ -62,6 +62,7 @@ fn ctrl_c_says_what_goes_on_and_how_to_undo_it() {
         (&["template", "save", "web", "golden"], "`vfork template rm golden`"),
         (&["template", "load", "golden"], "`vfork template list`"),
         (&["template", "restore", "golden"], "`vmove list`"),
+        (&["join", "web"], "`vfork join web` waits again"),
     ] {
         let (out, err) = interrupted(VFORK, arguments);
         assert!(out.is_empty() && err.contains(says), "{arguments:?}: {out}{err}");
@@ -70,6 +71,12 @@ fn ctrl_c_says_what_goes_on_and_how_to_undo_it() {
     assert!(err.contains("may still begin") && err.contains("`vmove status`"), "{err}");
     let (_, err) = interrupted(VMOVE, &["cluster", "restore", "before-lunch"]);
     assert!(err.contains("checkpoint before-lunch is still being restored"), "{err}");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("app.yaml");
+    std::fs::write(&file, "name: app\nenvironments: [{name: view, kind: container, adapter: fake}]\n")
+        .unwrap();
+    let (_, err) = interrupted(VMOVE, &["blueprint", file.to_str().unwrap(), "--run"]);
+    assert!(err.contains("nothing was started"), "{err}");
 }
 
 #[test]
@@ -98,6 +105,8 @@ fn answered_late(arguments: &[&str]) -> String {
 fn a_pipe_has_a_line_for_what_takes_long_and_programs_have_none() {
     let err = answered_late(&["promote", "web"]);
     assert!(err.starts_with("vfork: waiting: web is given memory of its own (1 s)\n"), "{err}");
+    let err = answered_late(&["join", "web"]);
+    assert!(err.starts_with("vfork: waiting: children of web end (1 s)\n"), "{err}");
     let err = answered_late(&["--json", "promote", "web"]);
     assert!(!err.contains("waiting"), "{err}");
 }

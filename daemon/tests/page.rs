@@ -262,7 +262,11 @@ fn a_certificate_that_has_ended_is_told_and_one_that_was_renewed_is_read() {
     let page = Page::over_tls(&node, &late);
     let refused = page.get("v1/vms");
     assert_eq!(refused.status, 502, "{refused:?}");
-    assert!(refused.json()["message"].as_str().unwrap().contains("out of date"), "{refused:?}");
+    let told = refused.json();
+    assert_eq!(told["code"], "own-certificate-expired", "{refused:?}");
+    let message = told["message"].as_str().unwrap();
+    assert!(message.contains("out of date") && message.contains("CN=eyes"), "{refused:?}");
+    assert!(message.contains("eyes.pem") && message.contains("2020"), "{refused:?}");
     // In the same files.
     pki.client("eyes");
     common::wait("the new one is read", || page.get("v1/vms").status == 200);

@@ -12,6 +12,15 @@ pub struct Pki {
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
 }
 
+/// Whether a certificate is in force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holds {
+    /// It is.
+    Now,
+    /// It was, from 2020 to 2021.
+    NoMore,
+}
+
 impl fmt::Debug for Pki {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pki").field("folder", &self.folder).finish_non_exhaustive()
@@ -31,15 +40,9 @@ impl Pki {
         authority.distinguished_name = named("authority");
         authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         std::fs::write(folder.path().join("ca.pem"), authority.self_signed(&key)?.pem())?;
-        let issuer = rcgen::Issuer::new(authority, key);
-        let key = rcgen::KeyPair::generate()?;
-        let names: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
-        let mut params = rcgen::CertificateParams::new(names)?;
-        params.distinguished_name = named("node");
-        let node = params.signed_by(&key, &issuer)?;
-        std::fs::write(folder.path().join("node.pem"), node.pem())?;
-        std::fs::write(folder.path().join("node.key"), key.serialize_pem())?;
-        Ok(Self { folder, issuer })
+        let own = Self { folder, issuer: rcgen::Issuer::new(authority, key) };
+        own.sign_nodes(addresses, Holds::Now)?;
+        Ok(own)
     }
 
     /// A folder with `client.pem`, `client.key` and `ca.pem` of a client with this common name.
@@ -49,14 +52,43 @@ impl Pki {
     pub fn client(&self, name: &str) -> Result<PathBuf> {
         let folder = self.folder.path().join(name);
         std::fs::create_dir(&folder)?;
+        std::fs::copy(self.path("ca.pem"), folder.join("ca.pem"))?;
+        self.sign_client(name, Holds::Now)?;
+        Ok(folder)
+    }
+
+    /// Puts another certificate into the folder of a client.
+    ///
+    /// # Errors
+    /// When the files cannot be written.
+    pub fn sign_client(&self, name: &str, holds: Holds) -> Result<()> {
         let mut params = rcgen::CertificateParams::new(Vec::new())?;
         params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
         params.distinguished_name = named(name);
+        self.sign(params, holds, &format!("{name}/client"))
+    }
+
+    /// Puts another certificate in the place of that of the nodes, which read it when they are told to.
+    ///
+    /// # Errors
+    /// When the files cannot be written.
+    pub fn sign_nodes(&self, addresses: &[IpAddr], holds: Holds) -> Result<()> {
+        let names: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+        let mut params = rcgen::CertificateParams::new(names)?;
+        params.distinguished_name = named("node");
+        self.sign(params, holds, "node")
+    }
+
+    fn sign(&self, mut params: rcgen::CertificateParams, holds: Holds, file: &str) -> Result<()> {
+        if holds == Holds::NoMore {
+            params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+            params.not_after = rcgen::date_time_ymd(2021, 1, 1);
+        }
         let key = rcgen::KeyPair::generate()?;
-        std::fs::write(folder.join("client.pem"), params.signed_by(&key, &self.issuer)?.pem())?;
-        std::fs::write(folder.join("client.key"), key.serialize_pem())?;
-        std::fs::copy(self.path("ca.pem"), folder.join("ca.pem"))?;
-        Ok(folder)
+        let path = |kind: &str| self.folder.path().join(format!("{file}.{kind}"));
+        std::fs::write(path("pem"), params.signed_by(&key, &self.issuer)?.pem())?;
+        std::fs::write(path("key"), key.serialize_pem())?;
+        Ok(())
     }
 
     /// A folder with the node's certificate under the names by which QEMU looks for it; `endpoint` is `client` or `server`.

@@ -202,7 +202,7 @@ pub struct ForkReport {
     /// How long the parent stood still, from its STOP to its RESUME, in milliseconds; 0 for one that was paused, and
     /// for a template.
     pub parent_pause_ms: f64,
-    /// From the request until the parent was stopped, in milliseconds; absent for one that was paused, and for a template.
+    /// From the request until that STOP, in milliseconds; absent for one that was paused, and for a template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_stopped_ms: Option<f64>,
     /// `let_run`: from the request until the parent ran on, in milliseconds; absent for one that was not paused.

@@ -60,6 +60,9 @@ pub struct NodeInfo {
     pub memory: NodeMemory,
     /// Names and addresses from the configuration that `--to` understands.
     pub nodes: BTreeMap<String, String>,
+    /// Of those whose certificate has another name than the host of their address: that name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub server_names: BTreeMap<String, String>,
     /// How many VMs are here.
     pub vms: usize,
     /// How many migrations are at work here, both directions.

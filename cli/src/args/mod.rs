@@ -96,29 +96,38 @@ impl Global {
     /// A client of the daemon that is meant.
     pub(crate) fn client(&self) -> Result<Client, Failure> {
         let at = self.elsewhere.at.as_ref();
-        at.map_or_else(|| Ok(Client::connect(&self.control)), |at| self.elsewhere.client_at(at))
+        at.map_or_else(|| Ok(Client::connect(&self.control)), |at| self.elsewhere.client_at(at, None))
     }
 
     /// A client of the node that is named by its control socket, or by `HOST:PORT`.
     pub(crate) fn client_of(&self, node: &str) -> Result<Client, Failure> {
-        if node.contains('/') { Ok(Client::connect(node)) } else { self.elsewhere.client_at(node) }
+        if node.contains('/') { Ok(Client::connect(node)) } else { self.elsewhere.client_at(node, None) }
     }
 }
 
 impl Elsewhere {
-    /// A client of the node whose peer port this is.
-    fn client_at(&self, at: &str) -> Result<Client, Failure> {
+    /// A client of the node whose peer port this is, and whose certificate has this name if not the host of that.
+    pub(crate) fn client_at(&self, at: &str, name: Option<&str>) -> Result<Client, Failure> {
+        let files = self.tls_files(&format!("--at {at}"))?;
+        let client = match name {
+            Some(name) => Client::connect_tls_as(at, name, &files),
+            None => Client::connect_tls(at, &files),
+        };
+        client.map_err(|error| Failure::bad_request(format!("--at {at}: {error}")))
+    }
+
+    /// The files of TLS, which something on the command line needs.
+    pub(crate) fn tls_files(&self, what: &str) -> Result<TlsFiles, Failure> {
         let Self { tls_cert, tls_key, tls_ca, .. } = self;
         let (Some(cert), Some(key), Some(ca)) = (tls_cert, tls_key, tls_ca) else {
             let files = [("--tls-cert", tls_cert), ("--tls-key", tls_key), ("--tls-ca", tls_ca)];
             let missing: Vec<_> =
                 files.iter().filter(|(_, file)| file.is_none()).map(|(name, _)| *name).collect();
             return Err(Failure::bad_request(format!(
-                "--at {at} needs --tls-cert, --tls-key and --tls-ca, found no {}; give them, or VMOVE_TLS_CERT, VMOVE_TLS_KEY and VMOVE_TLS_CA",
+                "{what} needs --tls-cert, --tls-key and --tls-ca, found no {}; give them, or VMOVE_TLS_CERT, VMOVE_TLS_KEY and VMOVE_TLS_CA",
                 missing.join(", ")
             )));
         };
-        let files = TlsFiles { cert: cert.clone(), key: key.clone(), ca: ca.clone() };
-        Client::connect_tls(at, &files).map_err(|error| Failure::bad_request(format!("--at {at}: {error}")))
+        Ok(TlsFiles { cert: cert.clone(), key: key.clone(), ca: ca.clone() })
     }
 }

@@ -8,6 +8,7 @@ use clap::Args;
   vmove watch
   vmove --at node1.example:7420 --tls-cert ops.pem --tls-key ops.key --tls-ca ca.pem watch
   vmove --tls-cert ops.pem --tls-key ops.key --tls-ca ca.pem watch node1.example:7420 node2.example:7420
+  vmove --tls-cert ops.pem --tls-key ops.key --tls-ca ca.pem watch --all
 
 VMs, migrations with their time left, rate and pages, forks with their children, and what has ended. Keys: arrows or j and k choose, Enter shows
 everything about one (as `vmove report` does), Esc goes back, ? helps, q ends. No key changes anything. A daemon that goes away is waited for. Without a
@@ -17,4 +18,8 @@ pub struct WatchArgs {
     /// [default: the node of --control or --at]
     #[arg(value_name = "NODE")]
     pub nodes: Vec<String>,
+    /// The node of --control or --at, and all that its configuration names ([nodes]), each at its peer port, which needs --tls-cert, --tls-key and
+    /// --tls-ca
+    #[arg(long, conflicts_with = "nodes")]
+    pub all: bool,
 }

@@ -1,6 +1,7 @@
 //! `vmove place`.
 
 use sched_bridge::model::ClusterName;
+use serde_json::json;
 use vmove_bridge_types::problem::Code;
 use vmove_bridge_types::requests::{LeaseAnswer, LeaseRequest, StartAll};
 use vmove_client::bridge::Bridge;
@@ -12,7 +13,7 @@ use crate::args::bridge::{HolderArgs, RequestArgs};
 use crate::args::cluster::Start;
 use crate::args::clusters::PlaceArgs;
 use crate::failure::Failure;
-use crate::output::{End, say_either};
+use crate::output::{End, say, say_either};
 use crate::waiting::Wait;
 
 pub async fn run(args: PlaceArgs, json: bool) -> Result<(), End> {
@@ -76,11 +77,15 @@ async fn grant(bridge: &Bridge, wanted: &LeaseRequest, origin: &Origin, json: bo
     let asked = async { bridge.grant_lease(wanted).await.map_err(|error| origin.failed(error)) };
     let answer = Wait::of_vmove(json, what, left).answer(asked).await?;
     if let Some(why) = &answer.refused {
-        say_either(&answer, json, |answer| {
-            let nodes = answer.explanation.as_ref().map(show::explanation).unwrap_or_default();
-            nodes + &answer.nearest.as_ref().map(types::nearest).unwrap_or_default()
-        })?;
-        return Err(Failure::new(Code::NoRoom, why).into());
+        let refused = Failure::new(Code::NoRoom, why);
+        if json {
+            // In the one object that says why, as the bridge does for a refused lease.
+            let details = json!({ "nearest": answer.nearest, "explanation": answer.explanation });
+            return Err(Failure { details: Some(details), ..refused }.into());
+        }
+        let nodes = answer.explanation.as_ref().map(show::explanation).unwrap_or_default();
+        say(&(nodes + &answer.nearest.as_ref().map(types::nearest).unwrap_or_default()))?;
+        return Err(refused.into());
     }
     say_either(&answer, json, describe)
 }

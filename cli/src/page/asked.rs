@@ -1,21 +1,26 @@
 //! The daemon that a page shows, asked with the rights of the caller.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject as _;
 use serde_json::json;
 use vmove_client::bridge::Bridge;
 use vmove_client::{Client, Error};
+use vmove_http::tls_refusal::TlsRefusal;
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::failure::Failure;
 
 /// Why there is no answer.
 pub(super) struct Unanswered {
     failure: Failure,
-    by_tls: bool,
+    tls: Option<TlsRefusal>,
 }
 
 impl<C: std::fmt::Debug + 'static> From<Error<C>> for Unanswered
@@ -23,7 +28,8 @@ where
     Failure: From<Error<C>>,
 {
     fn from(error: Error<C>) -> Self {
-        Self { by_tls: matches!(error, Error::Tls { .. }), failure: error.into() }
+        let tls = if let Error::Tls { why, .. } = &error { Some(why.clone()) } else { None };
+        Self { tls, failure: error.into() }
     }
 }
 
@@ -53,18 +59,24 @@ impl Asks for Bridge {
     }
 }
 
+/// Codes of the page alone: which certificate is out of date.
+const OWN_EXPIRED: &str = "own-certificate-expired";
+const THEIR_EXPIRED: &str = "their-certificate-expired";
+
 type Connect<C> = Box<dyn Fn() -> Result<C, Failure> + Send + Sync>;
 
 /// Who is asked.
 pub(super) struct Asked<C> {
     connect: Connect<C>,
     client: Mutex<C>,
+    /// The certificate that it is shown.
+    certificate: Option<PathBuf>,
 }
 
 impl<C: Asks> Asked<C> {
-    pub(super) fn new(connect: Connect<C>) -> Result<Self, Failure> {
+    pub(super) fn new(connect: Connect<C>, certificate: Option<PathBuf>) -> Result<Self, Failure> {
         let client = Mutex::new(connect()?);
-        Ok(Self { connect, client })
+        Ok(Self { connect, client, certificate })
     }
 
     pub(super) fn client(&self) -> C {
@@ -98,11 +110,35 @@ impl<C: Asks> Asked<C> {
     }
 
     pub(super) fn no_answer(&self, unanswered: impl Into<Unanswered>) -> Response {
-        let Unanswered { failure, by_tls } = unanswered.into();
-        if by_tls {
+        let Unanswered { mut failure, tls } = unanswered.into();
+        if tls.is_some() {
             self.renew();
+        }
+        match tls {
+            Some(TlsRefusal::OwnExpired) => {
+                OWN_EXPIRED.clone_into(&mut failure.code);
+                if let Some(which) = self.certificate.as_deref().and_then(holds) {
+                    failure.message = format!("{}. {which}", failure.message);
+                }
+            }
+            Some(TlsRefusal::TheirsExpired) => THEIR_EXPIRED.clone_into(&mut failure.code),
+            _ => {}
         }
         let told = json!({ "code": failure.code, "message": failure.message });
         (StatusCode::BAD_GATEWAY, axum::Json(told)).into_response()
     }
+}
+
+/// Which certificate that is, how long it holds, and what to do.
+fn holds(file: &Path) -> Option<String> {
+    let der = CertificateDer::from_pem_file(file).ok()?;
+    let (_, own) = X509Certificate::from_der(&der).ok()?;
+    let times = own.validity();
+    Some(format!(
+        "It was shown {} ({}), which holds from {} to {}: put a new one in its place, it is read by itself",
+        file.display(),
+        own.subject(),
+        times.not_before,
+        times.not_after
+    ))
 }

@@ -34,7 +34,8 @@ struct Served {
 /// A page of the node whose daemon `global` names.
 pub async fn of_node(global: &Global, at: Listen, json: bool) -> Result<Exit, End> {
     let global = global.clone();
-    let daemon = Asked::new(Box::new(move || global.client()))?;
+    let certificate = global.elsewhere.tls_cert.clone();
+    let daemon = Asked::new(Box::new(move || global.client()), certificate)?;
     serve(at, files::of_node().merge(questions::router(daemon)), json).await
 }
 
@@ -44,7 +45,7 @@ pub async fn of_fleet(
     at: Listen,
     json: bool,
 ) -> Result<Exit, End> {
-    let bridge = Asked::new(Box::new(connect))?;
+    let bridge = Asked::new(Box::new(connect), None)?;
     serve(at, files::of_fleet().merge(fleet::router(bridge)), json).await
 }
 

@@ -1,13 +1,13 @@
 //! The `vfork` command.
 
 mod devices;
+mod join;
 mod place;
 mod progress;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tokio::time::Instant;
 use vmove_client::Client;
 use vmove_spread::simulate::{SimulateArguments, SimulateError};
 use vmove_types::fork::{ForkNode, ForkRequest, RestoreRequest, TemplateRequest, WarmRequest};
@@ -15,7 +15,7 @@ use vmove_types::fork_report::{ForkProgress, ForkReport, FreezeReport, HostRepor
 use vmove_types::problem::{Code, Exit, Problem};
 use vmove_types::units::{format_bytes, format_ms};
 
-use crate::args::vfork::{Cli, Command, Create, Join, Restore, Save, Template, Warm};
+use crate::args::vfork::{Cli, Command, Create, Restore, Save, Template, Warm};
 use crate::failure::{Failure, where_it_went};
 use crate::manual;
 use crate::output::{End, note, parse, report, say, say_json, table};
@@ -23,8 +23,6 @@ use crate::waiting::{LEFT_RUNNING, Wait};
 
 /// How often progress is asked for.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
-/// How often other nodes are asked.
-const OTHER_NODES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs `vfork` with the arguments of this process.
 #[must_use]
@@ -65,7 +63,7 @@ async fn dispatch(client: &Client, cli: Cli) -> Result<Exit, End> {
         Command::Recover(args) => recover(client, &args.id, json).await,
         Command::Tree(args) => tree(client, &args.vm, json).await,
         Command::Kill(args) => kill(client, &args.child, json).await,
-        Command::Join(args) => join(client, &args, json).await,
+        Command::Join(args) => join::join(client, &args, json).await,
         Command::Promote(args) => promote(client, &args.vm, json).await,
         Command::Template(Template::Save(args)) => save(client, args, json).await,
         Command::Template(Template::Load(args)) => load(client, &args.name, json).await,
@@ -387,37 +385,6 @@ async fn kill(client: &Client, child: &str, json: bool) -> Result<Exit, End> {
         say(&format!("{:?} has ended ({})", stopped.name, stopped.how))?;
     }
     Ok(Exit::Done)
-}
-
-async fn join(client: &Client, args: &Join, json: bool) -> Result<Exit, End> {
-    let until = args.timeout.map(|ms| Instant::now() + Duration::from_millis(ms));
-    loop {
-        let node = client.fork_tree(&args.vm, true).await?;
-        let left = node.children.iter().filter(|child| child.status != "ended").count();
-        let away = node.children.iter().any(|child| child.status == "elsewhere");
-        if left == 0 {
-            if json {
-                say_json(&node)?;
-            } else {
-                say(&all_ended(node.children.len(), &args.vm))?;
-            }
-            return Ok(Exit::Done);
-        }
-        if until.is_some_and(|until| Instant::now() >= until) {
-            let (of, have) = if left == 1 { ("child of", "has") } else { ("children of", "have") };
-            let text = format!("{left} {of} {:?} {have} not ended, or cannot be asked", args.vm);
-            return Err(Problem::new(Code::Busy, text).into());
-        }
-        tokio::time::sleep(if away { OTHER_NODES_INTERVAL } else { PROGRESS_INTERVAL }).await;
-    }
-}
-
-fn all_ended(children: usize, vm: &str) -> String {
-    match children {
-        0 => format!("{vm:?} has no children"),
-        1 => format!("The only child of {vm:?} has ended"),
-        many => format!("All {many} children of {vm:?} have ended"),
-    }
 }
 
 async fn promote(client: &Client, vm: &str, json: bool) -> Result<Exit, End> {

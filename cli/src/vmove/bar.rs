@@ -74,25 +74,29 @@ impl Bar {
         Self { bar: Some(styled(bar)), ..Self::default() }
     }
 
+    /// Where there is no terminal: lines for people, and for programs warnings only.
+    pub fn without_terminal(json: bool) -> Self {
+        Self { lines: (!json).then(Lines::default), ..Self::default() }
+    }
+
     /// One of several, above each other.
     pub fn within(all: &MultiProgress) -> Self {
         Self { bar: Some(all.add(styled(ProgressBar::new(STEPS)))), ..Self::default() }
     }
 
     pub fn update(&self, progress: &Progress) {
-        self.show(progress, parts(progress));
+        self.show(progress, None, parts(progress));
     }
 
     /// One of several.
     pub fn update_named(&self, name: &str, progress: &Progress, more: Option<String>) {
         let mut parts = parts(progress);
-        parts[0] = format!("{name}: {}", parts[0]);
         // Before what is left out first.
         more.into_iter().for_each(|more| parts.insert(1, more));
-        self.show(progress, parts);
+        self.show(progress, Some(name), parts);
     }
 
-    fn show(&self, progress: &Progress, parts: Vec<String>) {
+    fn show(&self, progress: &Progress, name: Option<&str>, mut parts: Vec<String>) {
         if let Some(promise) = progress.promise.as_ref().filter(|_| !self.promised.replace(true)) {
             self.note(&format!("vmove: {}: {promise}", progress.vm));
         }
@@ -110,6 +114,10 @@ impl Bar {
                 bar.set_position(Furthest::default().with(done, total));
             } else {
                 bar.set_position(self.furthest.with(progress.bytes_done, progress.bytes_total));
+            }
+            // A line has it in front anyway.
+            if let Some(name) = name {
+                parts[0] = format!("{name}: {}", parts[0]);
             }
             bar.set_message(fitted(parts, room()));
             bar.tick();

@@ -70,7 +70,7 @@ pub async fn cancel(client: &Client, id: &str, json: bool) -> Result<Exit, End> 
 
 /// Waits for the end and says how it was.
 async fn finish(client: &Client, id: &str, interrupt: Interrupt, json: bool) -> Result<Ended, End> {
-    let Some(group) = follow(client, id, interrupt).await? else {
+    let Some(group) = follow(client, id, interrupt, json).await? else {
         if json {
             say_json(&json!({ "id": id, "error": "interrupted; the group goes on" }))?;
         }
@@ -95,23 +95,23 @@ fn object(group: &GroupProgress, exit: Exit) -> Value {
     json!({ "id": group.id, "group": group.outcome, "members": members, "exit_code": exit.code() })
 }
 
-/// One bar for each member, above each other. Only on a terminal.
+/// One bar for each member, above each other; lines of each where there is no terminal.
 struct Bars {
     all: Option<MultiProgress>,
+    json: bool,
     of: Vec<Bar>,
 }
 
 impl Bars {
-    fn new() -> Self {
+    fn new(json: bool) -> Self {
         let terminal = std::io::stderr().is_terminal();
         let all = terminal.then(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(10)));
-        Self { all, of: Vec::new() }
+        Self { all, json, of: Vec::new() }
     }
 
     fn update(&mut self, group: &GroupProgress) {
-        let Some(all) = &self.all else { return };
         while self.of.len() < group.members.len() {
-            self.of.push(Bar::within(all));
+            self.of.push(self.all.as_ref().map_or_else(|| Bar::without_terminal(self.json), Bar::within));
         }
         for (bar, member) in self.of.iter().zip(&group.members) {
             let gate = group.gate.filter(|_| !group.waiting_for.contains(&member.vm));
@@ -134,8 +134,13 @@ impl Bars {
 }
 
 /// Follows a group to its end; nothing if the operator does not want to wait.
-async fn follow(client: &Client, id: &str, interrupt: Interrupt) -> Result<Option<GroupProgress>, End> {
-    let mut bars = Bars::new();
+async fn follow(
+    client: &Client,
+    id: &str,
+    interrupt: Interrupt,
+    json: bool,
+) -> Result<Option<GroupProgress>, End> {
+    let mut bars = Bars::new(json);
     let ended = watch(client, id, interrupt, &mut bars).await;
     bars.clear();
     ended

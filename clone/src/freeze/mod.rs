@@ -98,8 +98,8 @@ pub struct Frozen {
     pub template: Template,
     /// Its device state.
     pub state: Arc<[u8]>,
-    /// When it was stopped.
-    pub stopped: Mono,
+    /// When it was stopped, if it ran.
+    pub stopped: Option<Mono>,
     /// From STOP to RESUME.
     pub pause: Duration,
     /// How its memory was frozen.
@@ -326,8 +326,8 @@ async fn remap(
 /// What was saved while the guest stood still.
 pub(crate) struct Stopped {
     pub(crate) state: Arc<[u8]>,
-    /// When it was stopped.
-    pub(crate) at: Mono,
+    /// When it was stopped, if it ran.
+    pub(crate) at: Option<Mono>,
     /// From STOP to RESUME.
     pub(crate) pause: Duration,
 }
@@ -389,7 +389,8 @@ pub(crate) async fn stop_and_go(
     );
     let bytes = reading.await.map_err(|e| CloneError::Task(e.to_string()))?;
     let bytes = bytes.map_err(|e| CloneError::Task(format!("the device state could not be read: {e}")))?;
-    Ok(Stopped { state: bytes.into(), at: Mono(stopped.at.0), pause })
+    let at = stopped.was_running.then_some(Mono(stopped.at.0));
+    Ok(Stopped { state: bytes.into(), at, pause })
 }
 
 /// What is to happen inside QEMU, all of it found out while the guest runs.

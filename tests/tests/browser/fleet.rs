@@ -106,6 +106,53 @@ fn switches_nodes_leases_plans_and_accounts_are_shown_as_they_change() {
     calm(&mut browser, &tab, &page.url).expect("a calm page");
 }
 
+/// The nodes of the first cluster.
+const NODES_OF_A_CLUSTER: &str =
+    "[...document.querySelectorAll('section:nth-of-type(2) tbody tr:first-child td')][2]";
+
+#[test]
+fn names_of_nodes_are_in_one_piece() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let bridge = Bridge::start(&sandbox, &[]).expect("a bridge");
+    let names = ["gpu-node-rack12-0001.cluster.example", "gpu-node-rack12-0002.cluster.example"];
+    let numa = json!([{ "id": 0, "socket": 0, "cores": 8, "memory": 4096 }]);
+    let nodes: String = names.iter().map(|name| json!({ "name": name, "numa": numa }).to_string()).collect();
+    let nodes = bridge.write("nodes.json", &nodes).expect("a file");
+    bridge.ask(&["fleet", "publish", &nodes]).expect("published");
+    bridge.publish_topology(&format!("SwitchName=l Nodes={}\n", names.join(","))).expect("published");
+    let text =
+        ["place", "--text", "vcpus=8; memory_mb=512", "--count", "2", "--cluster", "solver", "--ttl", "1h"];
+    bridge.ask(&text).expect("leased");
+    let page = Served::of_fleet(&bridge).expect("a page");
+    let mut browser = Browser::start().expect("a browser");
+    let tab = browser.open(&page.url).expect("the page");
+    shown(&mut browser, &tab, "2", &names);
+    for width in [1000, 700] {
+        browser.look(&tab, Look { width, height: 900, dark: false }).expect("a width");
+        for name in names {
+            // The lines on which the characters of the name are.
+            let lines = format!(
+                "(() => {{ const walk = document.createTreeWalker({NODES_OF_A_CLUSTER}, NodeFilter.SHOW_TEXT); const range = document.createRange(); \
+                 for (let node = walk.nextNode(); node; node = walk.nextNode()) {{ const at = node.data.indexOf('{name}'); if (at < 0) continue; \
+                 range.setStart(node, at); range.setEnd(node, at + '{name}'.length); \
+                 return new Set([...range.getClientRects()].map((one) => Math.round(one.top))).size; }} return 0; }})()"
+            );
+            assert_eq!(browser.value(&tab, &lines).expect("lines"), 1, "{name} at {width}");
+        }
+        let beside = format!("{NODES_OF_A_CLUSTER}.scrollWidth <= {NODES_OF_A_CLUSTER}.clientWidth");
+        assert_eq!(
+            browser.value(&tab, &beside).expect("widths"),
+            true,
+            "a name covers the next column at {width}"
+        );
+    }
+    let told = browser
+        .value(&tab, &format!("{NODES_OF_A_CLUSTER}.querySelector('[title]').title"))
+        .expect("a title");
+    assert!(names.iter().any(|name| told == *name), "{told}");
+}
+
 #[test]
 fn a_tenant_sees_its_own_and_is_told_so() {
     need!(ready());

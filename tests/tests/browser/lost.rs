@@ -6,7 +6,7 @@ use nix::unistd::Pid;
 use vmove_skip::need;
 use vmove_tests::browser::{Browser, Tab};
 use vmove_tests::daemon::{Node, NodeOptions};
-use vmove_tests::pki::Pki;
+use vmove_tests::pki::{Holds, Pki};
 use vmove_tests::sandbox::Sandbox;
 
 use crate::served::{Served, ready};
@@ -83,4 +83,45 @@ fn a_role_that_has_expired_is_said() {
     told(&mut browser, &tab, &["You may not look at what vmoved knows", "no [[client]] entry"]);
     configure(&node, viewer);
     browser.wait(&tab, CALM).expect("the role is back");
+}
+
+#[test]
+fn a_certificate_that_has_expired_is_said_and_a_new_one_is_taken() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let here = ["127.0.0.1".parse().expect("an address")];
+    let pki = Pki::new(&here).expect("certificates");
+    let shown = pki.client("eyes").expect("a certificate");
+    pki.sign_client("eyes", Holds::NoMore).expect("one that has expired");
+    let viewer = "[[client]]\nname = \"eyes\"\nrole = \"viewer\"\n";
+    let options = NodeOptions { extra: pki.flags(), config: viewer.to_owned(), ..NodeOptions::default() };
+    let node = Node::start(&sandbox, "a", options).expect("a node");
+    let file = |name: &str| shown.join(name).display().to_string();
+    let files = [file("client.pem"), file("client.key"), file("ca.pem")];
+    let at = node.listen().to_string();
+    let page =
+        Served::by(&["--at", &at, "--tls-cert", &files[0], "--tls-key", &files[1], "--tls-ca", &files[2]])
+            .expect("a page");
+    let mut browser = Browser::start().expect("a browser");
+    let tab = browser.open(&page.url).expect("the page");
+    let own = "The certificate with which vmoved is asked is out of date";
+    told(&mut browser, &tab, &[own, &files[0], "CN=eyes", "2021", "put a new one in its place"]);
+    pki.sign_client("eyes", Holds::Now).expect("a new one");
+    browser.wait(&tab, CALM).expect("it is read by itself");
+    browser.wait_for_text(&tab, "#node", "a: 0 VMs").expect("the node");
+
+    // That of the node: a page that is opened now makes new connections.
+    let reload = |holds| {
+        pki.sign_nodes(&here, holds).expect("another certificate");
+        kill(Pid::from_raw(node.pid().expect("it runs")), Signal::SIGHUP).expect("it is told");
+    };
+    reload(Holds::NoMore);
+    let page =
+        Served::by(&["--at", &at, "--tls-cert", &files[0], "--tls-key", &files[1], "--tls-ca", &files[2]])
+            .expect("a page");
+    browser.go(&tab, &page.url).expect("the page");
+    told(&mut browser, &tab, &["The certificate of vmoved is out of date", &at, "renew it there"]);
+    reload(Holds::Now);
+    browser.wait(&tab, CALM).expect("it is taken back");
+    browser.wait_for_text(&tab, "#node", "a: 0 VMs").expect("the node");
 }

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 use vmove_skip::need;
-use vmove_tests::browser::{Browser, Tab};
+use vmove_tests::browser::{Browser, Look, Tab};
 use vmove_tests::scene::{NAME, SLOW, Scene};
 
 use crate::served::{Served, calm, pictures, ready};
@@ -20,6 +20,62 @@ fn map(browser: &mut Browser, tab: &Tab) -> (f64, usize) {
     let squares = browser.value(tab, MAP).expect("squares");
     let squares: Vec<f64> = squares.as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
     (squares.iter().sum(), squares.len())
+}
+
+/// Times of an axis in milliseconds, as they are written: "4.2 ms", "1.50 s".
+fn milliseconds(text: &str) -> f64 {
+    let (number, unit) = text.trim().split_once(' ').expect("a number and a unit");
+    let number: f64 = number.parse().expect("a number");
+    number * if unit == "s" { 1000.0 } else { 1.0 }
+}
+
+/// The first curve has an axis of time, on which the pause is marked: where it was, in a colour of its own, in light and dark.
+fn axis(browser: &mut Browser, tab: &Tab, downtime: f64) {
+    let curve = "document.querySelector('.curve:not([hidden])')";
+    browser.wait_for_text(tab, ".curve strong.pause", "Orange: the guest stood still for").expect("a legend");
+    let text = |browser: &mut Browser, of: &str| {
+        let text = browser.value(tab, &format!("{curve}.querySelector('{of}').innerText")).expect("text");
+        text.as_str().expect("text").to_owned()
+    };
+    let begin = milliseconds(&text(browser, ".axis span:first-child"));
+    let end = milliseconds(&text(browser, ".axis span:last-child"));
+    assert_eq!(text(browser, ".axis span:nth-child(2)"), "time since the request");
+    let legend = text(browser, "strong.pause");
+    assert!(legend.contains(&format!("still for {downtime:.1} ms")), "{legend}");
+    let of = |name: &str| format!("Number({curve}.querySelector('rect.pause').getAttribute('{name}'))");
+    let (x, width) = (number(browser, tab, &of("x")), number(browser, tab, &of("width")));
+    let from = milliseconds(legend.split("ms, ").nth(1).expect("when").split(" after").next().expect("when"));
+    let wanted = (from - begin) / (end - begin) * 600.0;
+    // The narrowest band is 3 wide.
+    assert!(begin < end && (x - wanted).abs() < 6.0, "{x}, expected {wanted}: {begin} to {end}, {legend}");
+    assert!(width >= 3.0 && x + width <= 600.1, "{x} + {width}");
+    let colours = |browser: &mut Browser, dark: bool| {
+        browser.look(tab, Look { width: 1000, height: 1000, dark }).expect("another look");
+        ["rect.pause", ".line", "strong.pause"].map(|of| {
+            let property = if of == ".line" {
+                "stroke"
+            } else if of == "strong.pause" {
+                "color"
+            } else {
+                "fill"
+            };
+            let style = format!("getComputedStyle({curve}.querySelector('{of}')).{property}");
+            browser.value(tab, &style).expect("a colour").as_str().expect("a colour").to_owned()
+        })
+    };
+    let (light, dark) = (colours(browser, false), colours(browser, true));
+    for [band, line, legend] in [&light, &dark] {
+        assert!(band == legend && band != line, "{light:?} {dark:?}");
+    }
+    assert_ne!(light[0], dark[0]);
+    let said = number(
+        browser,
+        tab,
+        &format!(
+            "Number({curve}.querySelector('svg').getAttribute('aria-label').includes('Orange: the guest stood still'))"
+        ),
+    );
+    assert!((said - 1.0).abs() < 0.1, "it is not said to screen readers");
 }
 
 #[test]
@@ -78,6 +134,7 @@ fn a_migration_is_shown_as_it_happens_and_in_the_end() {
         browser.wait_for_text(&source, ".report", told).expect("the report");
     }
     browser.wait_for_text(&source, "#node", "a: 0 VMs, 0 migrations").expect("the head is new, too");
+    axis(&mut browser, &source, downtime);
     pictures(&mut browser, &source, "report", 1000).expect("pictures");
     browser.wait_for_text(&destination, ".state", "done").expect("the end");
     browser.wait_for_text(&destination, ".report", "Rounds ended since").expect("it knows all of it");

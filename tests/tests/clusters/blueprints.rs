@@ -2,6 +2,7 @@
 #![cfg(test)]
 
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 
 use serde_json::{Value, json};
 use vmove_guest::config::{Config, Rate};
@@ -11,6 +12,8 @@ use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::guest::{Guest, failures};
 use vmove_tests::places;
 use vmove_tests::sandbox::Sandbox;
+
+use crate::commands::ready;
 
 /// An adapter that records its requests. What it has started is a file, or it fails, hangs, prints garbage, or says what is not so.
 fn adapter(bridge: &Bridge, way: &str) -> String {
@@ -212,4 +215,28 @@ fn is_told_and_stopped(bridge: &Bridge, file: &str, good: &str, lose: impl Fn() 
         let (code, answer, said) = blueprint(bridge, &["stop", file], good);
         assert_eq!((code, &answer["state"]), (Some(0), &json!("stopped")), "{said}");
     }
+}
+
+#[test]
+fn who_waits_for_a_blueprint_is_told_for_what() {
+    need!(ready());
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let bridge = Bridge::start(&sandbox, &[]).expect("a bridge");
+    let view = json!({ "name": "view", "kind": "container", "adapter": "fake" });
+    let text = json!({ "name": "slow", "environments": [view] });
+    let file = bridge.write("slow.yaml", &text.to_string()).expect("a file");
+    let program = format!("fake={}", adapter(&bridge, "hanging"));
+    let words = ["blueprint", &file, "--run", "--adapter", &program, "--adapter-limit", "3s"];
+
+    let json = bridge.command(&words).expect("vmove");
+    let mut plain = Command::new(json.get_program());
+    let variables = json.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let output = plain.envs(variables).args(words).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("vmove: waiting: adapter fake starts view ("), "{said}");
+
+    let (code, answer, said) = run(&bridge, &file, &adapter(&bridge, "hanging"));
+    assert!(code == Some(1) && answer["code"] == "adapter-failed", "{answer}");
+    assert!(!said.contains("waiting"), "programs are told nothing of it: {said}");
 }

@@ -33,11 +33,11 @@ fn printed(bridge: &Bridge, arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), said.concat())
 }
 
-/// The last line that `vmove --json` prints, for a request that is refused.
+/// The one line that `vmove --json` prints, for a request that is refused.
 fn problem(bridge: &Bridge, arguments: &[&str]) -> Value {
     let output = bridge.command(arguments).expect("vmove").output().expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    serde_json::from_str(text.lines().last().unwrap_or_default()).expect("JSON")
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("expected one JSON object, {error}: {text}"))
 }
 
 /// Has n1 and n2 say where they are.
@@ -260,15 +260,18 @@ fn what_would_fit_is_told() {
     ] {
         assert!(said.contains(words), "{words}: {said}");
     }
-    let answer =
-        bridge.command(&[&place[..], &["--explain"]].concat()).expect("vmove").output().expect("it runs");
-    let text = String::from_utf8_lossy(&answer.stdout).into_owned();
-    let first: Value = serde_json::from_str(text.lines().next().unwrap_or_default()).expect("JSON");
-    let fits = &first["nearest"]["fits"];
-    assert_eq!(
-        (&fits[0]["change"], &fits[0]["to"], &first["nearest"]["complete"]),
-        (&json!("vms"), &json!(3), &json!(true))
-    );
+    for asked in [&["--explain"][..], &["--what-if", "--explain"]] {
+        let told = problem(&bridge, &[&place[..], asked].concat());
+        assert_eq!((&told["code"], &told["exit_code"]), (&json!("no-room"), &json!(3)), "{told}");
+        let (nearest, nodes) = (&told["details"]["nearest"], &told["details"]["explanation"]["nodes"]);
+        let fits = &nearest["fits"];
+        assert_eq!(
+            (&fits[0]["change"], &fits[0]["to"], &nearest["complete"]),
+            (&json!("vms"), &json!(3), &json!(true))
+        );
+        let drained = nodes.as_array().and_then(|nodes| nodes.iter().find(|node| node["node"] == "n4"));
+        assert_eq!(drained.map(|node| &node["verdict"]), Some(&json!("rejected")), "{told}");
+    }
 
     // A refused lease tells the same: to people in the message, to programs in the details of the problem.
     let told = problem(&bridge, &place);

@@ -13,6 +13,7 @@ mod example;
 mod hooks;
 mod hosts;
 mod huge_pages;
+mod joined;
 mod locked;
 mod one_host;
 mod restore;

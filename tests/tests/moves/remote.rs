@@ -13,6 +13,7 @@ use vmove_tests::payload::{self, KvmPages};
 use vmove_tests::pki::Pki;
 use vmove_tests::places;
 use vmove_tests::sandbox::Sandbox;
+use vmove_tests::scene::SLOW;
 
 use crate::terminal::Terminal;
 
@@ -178,6 +179,25 @@ fn a_viewer_sees_guests_and_changes_none() {
 }
 
 #[test]
+fn a_group_that_moves_into_a_pipe_says_how_far_each_of_it_is() {
+    need!(payload::ready(Accel::Tcg));
+    let site = Site::start();
+    let folder = site.client("ops");
+    let file = |name: &str| folder.join(name).display().to_string();
+    let mut command = Command::new(places::product("vmove").expect("vmove is built"));
+    command.args(["--at", &site.at(0), "--tls-cert", &file("client.pem"), "--tls-key", &file("client.key")]);
+    command.args(["--tls-ca", &file("ca.pem"), "migrate", "db", "web", "--to", &site.at(1)]);
+    let output = command.args(["--bandwidth", SLOW]).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    for vm in VMS {
+        let lines: Vec<&str> = said.lines().filter(|line| line.starts_with(&format!("{vm}: "))).collect();
+        assert!(lines.len() >= 2 && lines.iter().any(|line| line.contains(" of ")), "{vm}: {said}");
+    }
+    site.all_at(1);
+}
+
+#[test]
 fn a_viewer_watches_two_nodes_from_elsewhere() {
     need!(payload::ready(Accel::Tcg));
     let site = Site::start();
@@ -196,4 +216,58 @@ fn a_viewer_watches_two_nodes_from_elsewhere() {
     });
     shown.press("q");
     assert!(shown.end().success());
+}
+
+/// `vmove watch --all` of a node by its control socket, with these options.
+fn watch_all(node: &Node, options: &[String]) -> Terminal {
+    let mut command = Command::new(places::product("vmove").expect("vmove is built"));
+    command.arg("--control").arg(node.control()).args(options).args(["watch", "--all"]);
+    Terminal::start(&command, 100, 30)
+}
+
+#[test]
+fn all_nodes_that_a_daemon_knows_are_watched() {
+    need!(payload::ready(Accel::Tcg));
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let pki = Pki::new(&["127.0.0.1".parse().expect("an address")]).expect("certificates");
+    let options = NodeOptions { extra: pki.flags(), config: CLIENTS.to_owned(), ..NodeOptions::default() };
+    let mut b = Node::start(&sandbox, "b", options.clone()).expect("b starts");
+    let own = vmove_skip::free_port();
+    // It is named in its own file, and the certificate of the other is for no name that would be dialled.
+    let dialled = format!("localhost:{}", b.listen().port());
+    let nodes = format!("[nodes]\na = '{own}'\nb = {{ address = '{dialled}', server-name = '127.0.0.1' }}\n");
+    let config = format!("{CLIENTS}{nodes}");
+    let a = Node::start(&sandbox, "a", NodeOptions { config, listen: Some(own), ..options.clone() });
+    let a = a.expect("a starts");
+    let guest = payload::guest(sandbox.path(), Accel::Tcg, &payload::light(), KvmPages::None);
+    b.run_guest("web", "thp", &guest.expect("a guest")).expect("it runs");
+    let folder = pki.client("eyes").expect("a certificate");
+    let files = [("--tls-cert", "client.pem"), ("--tls-key", "client.key"), ("--tls-ca", "ca.pem")];
+    let tls: Vec<String> =
+        files.iter().map(|(option, name)| format!("{option}={}", folder.join(name).display())).collect();
+
+    let mut shown = watch_all(&a, &tls);
+    let both = shown.until("both nodes", |text| text.contains("a: 0 VMs") && text.contains("b: 1 VM,"));
+    assert!(both.contains("web") && both.matches("a: ").count() == 1, "{both}");
+    b.crash();
+    shown.until("that b is lost", |text| text.contains("b: LOST for ") && text.contains("a: 0 VMs"));
+    // One that is not there from the beginning is waited for, too.
+    let mut later = watch_all(&a, &tls);
+    later.until("a, and that b is lost", |text| text.contains("b: LOST for ") && text.contains("a: 0 VMs"));
+    b.run().expect("it starts again");
+    for terminal in [&mut shown, &mut later] {
+        terminal.until("b again", |text| text.contains("b: 1 VM,") && !text.contains("LOST"));
+        terminal.press("q");
+    }
+    assert!(shown.end().success() && later.end().success());
+
+    let refused = watch_all(&a, &tls[..1]);
+    let why = "--all needs --tls-cert, --tls-key and --tls-ca, found no --tls-key, --tls-ca";
+    refused.until("which options it lacks", |text| text.replace('\n', "").contains(why));
+    assert_eq!(refused.end().code(), Some(2));
+    let alone = Node::start(&sandbox, "alone", options).expect("it starts");
+    let refused = watch_all(&alone, &tls);
+    let why = "--all: expected other nodes in [nodes] of the configuration of alone, found none";
+    refused.until("that it knows none", |text| text.replace('\n', "").contains(why));
+    assert_eq!(refused.end().code(), Some(2));
 }

@@ -3,8 +3,10 @@
 
 use std::process::Output;
 
+use vmove_picture::check::faults;
 use vmove_skip::need;
 use vmove_tests::daemon::Node;
+use vmove_tests::forks::done;
 use vmove_tests::scene::{SLOW, Scene, ready, vmove};
 
 fn said(output: &Output) -> String {
@@ -113,4 +115,72 @@ fn a_migration_that_failed_before_it_began_has_a_report() {
     assert!(text.contains("failed") && text.contains("until it failed") && text.contains("check"), "{text}");
     assert!(bars(&report(&scene.a, &[&id, "--svg", "-"])).len() == 1);
     assert!(report(&scene.a, &[&id, "--html", "-"]).contains("class=\"bad\""));
+}
+
+#[test]
+fn a_fork_is_reported_as_a_page_with_its_pause_and_its_children_over_time() {
+    need!(ready());
+    let scene = Scene::new().expect("a guest");
+    let answer = done(&scene.a, &["create", "guest", "--count", "3"]).expect("three children");
+    let id = answer["id"].as_str().expect("an id");
+    let number = |value: &serde_json::Value| value.as_f64().expect("a number");
+    let (stopped, pause) = (number(&answer["parent_stopped_ms"]), number(&answer["parent_pause_ms"]));
+    let mut ran: Vec<(String, f64)> = answer["children"]
+        .as_array()
+        .expect("children")
+        .iter()
+        .map(|child| (child["name"].as_str().expect("a name").to_owned(), number(&child["running_ms"])))
+        .collect();
+    ran.sort_by(|a, b| a.1.total_cmp(&b.1));
+    assert!(0.0 < stopped && pause > 0.0 && stopped + pause < ran[0].1, "{answer}");
+
+    let file = scene.a.folder().join("fork.html");
+    let said = scene.a.ask(&["report", id, "--html", &file.to_string_lossy()]).expect("a page");
+    assert_eq!((said["id"].as_str(), said["html"].as_str()), (Some(id), file.to_str()));
+    let html = std::fs::read_to_string(&file).expect("a page");
+    assert!(html.starts_with("<!DOCTYPE html>") && !html.contains("<script"), "{html}");
+    for (name, _) in &ran {
+        assert!(html.contains(&format!("<td>{name}</td>")), "{name}: {html}");
+        assert!(html.contains(&format!("<td>{name} ran</td>")), "{name}: {html}");
+    }
+    for part in ["the parent stood still", "Pause of the parent", "Over time", "children that ran"] {
+        assert!(html.contains(part), "{part}: {html}");
+    }
+
+    // The picture in the page is the one that is written alone.
+    let svg = report(&scene.a, &[id, "--svg", "-"]);
+    let begin = html.find("<svg").expect("a picture");
+    let end = html.find("</svg>").expect("its end") + "</svg>".len();
+    assert_eq!(html[begin..end], *svg.trim_end());
+    assert_eq!(faults(&svg), Vec::<String>::new());
+    let xml = roxmltree::Document::parse(&svg).expect("XML");
+    let class = |wanted: &str| {
+        let is = |node: &roxmltree::Node<'_, '_>| node.attribute("class") == Some(wanted);
+        xml.descendants().find(is).unwrap_or_else(|| panic!("{wanted}: {svg}"))
+    };
+    // One time axis: where the pause is, and where each child began to run.
+    let points: Vec<(f64, f64)> = class("v-line v-rate")
+        .attribute("points")
+        .expect("points")
+        .split(' ')
+        .map(|point| {
+            let (x, y) = point.split_once(',').expect("x,y");
+            (x.parse().expect("x"), y.parse().expect("y"))
+        })
+        .collect();
+    let begin = points[0].0;
+    let rises: Vec<f64> =
+        points.windows(2).filter(|pair| pair[1].1 < pair[0].1).map(|pair| pair[1].0 - begin).collect();
+    assert_eq!(rises.len(), 3, "{points:?}");
+    let per_ms = rises[2] / ran[2].1;
+    for (x, (name, at)) in rises.iter().zip(&ran) {
+        assert!((x - at * per_ms).abs() < 0.5, "{name} at {at}: {x}");
+    }
+    let band = class("v-band").attribute("x").expect("x").parse::<f64>().expect("x") - begin;
+    assert!((band - stopped * per_ms).abs() < 0.5, "{band}, stopped at {stopped}");
+    let text = report(&scene.a, &[id]);
+    assert!(
+        text.contains("children that ran, at most 3") && text.contains("the parent stood still"),
+        "{text}"
+    );
 }

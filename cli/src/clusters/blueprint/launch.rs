@@ -12,6 +12,7 @@ use vmove_bridge_types::lease::LeaseId;
 use vmove_bridge_types::problem::Code;
 use vmove_bridge_types::requests::{LeaseInfo, LeaseRequest, StartRequest, StartVm, StartedVm, StopVms};
 use vmove_client::bridge::Error;
+use vmove_types::units::number_of;
 
 use super::super::adapter::STOP_PATIENCE;
 use super::super::show;
@@ -20,6 +21,7 @@ use super::{Read, elements, handed, networks};
 use crate::args::bridge::HolderArgs;
 use crate::failure::Failure;
 use crate::output::{End, say_either, table};
+use crate::waiting::{Step, Wait};
 
 pub async fn run(read: Read, holder: &HolderArgs, json: bool) -> Result<(), End> {
     // Before anything is started, all adapters must have a program, and be able to give what is asked of them.
@@ -36,7 +38,9 @@ pub async fn run(read: Read, holder: &HolderArgs, json: bool) -> Result<(), End>
             networks::filled_in(&read, together, &own.environment, "", &own.command)?;
         }
     }
+    let step = Step::default();
     let mut begun = Begun {
+        step: &step,
         network,
         networks: Vec::new(),
         read: &read,
@@ -45,30 +49,40 @@ pub async fn run(read: Read, holder: &HolderArgs, json: bool) -> Result<(), End>
         handed: Vec::new(),
         failed: BTreeMap::new(),
     };
-    match start_all(&mut begun, holder).await {
-        Ok(done) => {
-            let answer = json!({ "blueprint": read.name, "groups": read.parts.groups, "together": &done });
-            say_either(&answer, json, |_| running(&done))
-        }
-        Err(failure) => {
-            let reasons = std::mem::take(&mut begun.failed);
-            let undone = begun.undo().await;
-            let message = format!("{}; {undone}", failure.message);
-            // What is there now, and why what failed did.
-            let mut now = elements::status(&read).await;
-            for own in &mut now.elements {
-                if let Some(reason) = reasons.get(&own.name) {
-                    own.message.clone_from(reason);
-                }
-            }
-            let details = json!({ "failed": reasons, "state": now.state, "elements": now.elements });
-            Err(Failure { message, details: Some(details), ..failure }.into())
+    let left = format!(
+        "what has begun of {0} goes on: `vmove blueprint status FILE` shows it, `vmove blueprint stop FILE` ends all of it",
+        read.name
+    );
+    let wait = Wait::of_vmove(json, format!("{} starts", read.name), left);
+    let done = wait.answer_of_steps(&step, start_or_undo(&mut begun, holder)).await?;
+    let answer = json!({ "blueprint": read.name, "groups": read.parts.groups, "together": &done });
+    say_either(&answer, json, |_| running(&done))
+}
+
+/// Starts all of it. If anything fails, what has begun is undone.
+async fn start_or_undo(begun: &mut Begun<'_>, holder: &HolderArgs) -> Result<Vec<Together>, Failure> {
+    let failure = match start_all(begun, holder).await {
+        Ok(done) => return Ok(done),
+        Err(failure) => failure,
+    };
+    begun.step.is(format!("what has begun of {} is undone", begun.read.name));
+    let undone = begun.undo().await;
+    let message = format!("{}; {undone}", failure.message);
+    // What is there now, and why what failed did.
+    let mut now = elements::status(begun.read).await;
+    for own in &mut now.elements {
+        if let Some(reason) = begun.failed.get(&own.name) {
+            own.message.clone_from(reason);
         }
     }
+    let details = json!({ "failed": begun.failed, "state": now.state, "elements": now.elements });
+    Err(Failure { message, details: Some(details), ..failure })
 }
 
 /// What has to be undone if the rest fails.
 struct Begun<'a> {
+    /// What is waited for.
+    step: &'a Step,
     read: &'a Read,
     /// New leases.
     leases: Vec<LeaseId>,
@@ -92,6 +106,8 @@ impl Begun<'_> {
         adapter: &Adapter,
         request: &Request,
     ) -> Result<Vec<Status>, Failure> {
+        let names: Vec<&str> = request.environments.iter().map(|own| own.name.as_str()).collect();
+        self.step.is(format!("adapter {name} starts {}", names.join(", ")));
         let answers = adapter.start(request).await.map_err(|error| self.failed_all(name, request, &error))?;
         let not_there = answers.iter().filter(|own| matches!(own.state, State::Failed | State::Absent));
         let reasons: Vec<(String, String)> = not_there.map(|own| (own.name.clone(), why(own))).collect();
@@ -110,7 +126,7 @@ impl Begun<'_> {
         Failure::new(Code::AdapterFailed, why)
     }
 
-    async fn undo(self) -> String {
+    async fn undo(&self) -> String {
         let mut left = Vec::new();
         for (adapter, request) in self.handed.iter().rev().filter(|(_, own)| !own.environments.is_empty()) {
             let names = |names: &[&str]| format!("{} of adapter {}", names.join(", "), adapter.program());
@@ -221,6 +237,7 @@ async fn start_all(begun: &mut Begun<'_>, holder: &HolderArgs) -> Result<Vec<Tog
                 cluster: None,
                 start: None,
             };
+            begun.step.is(format!("a place is found for {}", together.environments.join(", ")));
             let granted = begun.read.bridge.grant_lease(&wanted).await?;
             // A lease that existed before is not undone.
             if !granted.again {
@@ -287,6 +304,9 @@ async fn start_vms(
         }
     }
     let request = StartRequest { vms };
+    begun
+        .step
+        .is(format!("{} of lease {lease} are started", number_of(request.vms.len() as u64, "VM", "VMs")));
     match begun.read.bridge.start_vms(lease.as_str(), &request).await {
         Ok(answer) => {
             let new = answer.vms.iter().filter(|own| !own.again).map(|own| own.vm.clone()).collect();
@@ -324,6 +344,7 @@ async fn hand_over(
         let request = handed::request(begun.read, own, together, near)?;
         let adapter = begun.read.programs.named(name).map_err(Failure::bad_request)?;
         // Recorded before the call: if the answer is lost, environments may run nevertheless. What ran before is not undone.
+        begun.step.is(format!("adapter {name} says what it runs already"));
         let before =
             adapter.status(&request).await.map_err(|error| begun.failed_all(name, &request, &error))?;
         let mut new = request.clone();

@@ -23,6 +23,7 @@ use crate::args::blueprint::{BlueprintAction, BlueprintArgs, ProgramArgs, Runnin
 use crate::args::bridge::Where;
 use crate::failure::Failure;
 use crate::output::{End, say_either};
+use crate::waiting::Wait;
 
 pub async fn run(args: BlueprintArgs, json: bool) -> Result<(), End> {
     match args.action {
@@ -33,10 +34,12 @@ pub async fn run(args: BlueprintArgs, json: bool) -> Result<(), End> {
         Some(BlueprintAction::Stop(args)) => stop::run(&Read::of(args).await?, json).await,
         None => {
             let file = args.file.as_deref().unwrap_or(Path::new("-"));
-            let read = Read::from(file, &args.at, args.programs, !args.run).await?;
+            let read = Read::from(file, &args.at, args.programs, !args.run);
             if !args.run {
-                return say_either(&read.parts, json, show::parts);
+                return say_either(&read.await?.parts, json, show::parts);
             }
+            let what = "the bridge says what a blueprint may ask for";
+            let read = Wait::of_vmove(json, what, "nothing was started").answer(read).await?;
             launch::run(read, &args.lease, json).await
         }
     }

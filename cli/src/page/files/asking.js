@@ -24,11 +24,16 @@ const { asked: WHO = "vmoved", command: COMMAND = "vmove page" } = document.docu
 const TITLES = {
   page: "The server of this page does not answer.",
   daemon: `${WHO} does not answer.`,
+  "own-certificate": `The certificate with which ${WHO} is asked is out of date.`,
+  "their-certificate": `The certificate of ${WHO} is out of date.`,
   forbidden: `You may not look at what ${WHO} knows, or not any more.`,
   unknown: `${WHO} does not know what was asked for.`,
   other: `${WHO} refuses to answer.`,
 };
 const ENDED = `${COMMAND} has ended, or cannot be reached: start it again, and open the address that it prints.`;
+
+/** Codes of the server of this page, and what kind of trouble each is. */
+const CODES = { "own-certificate-expired": "own-certificate", "their-certificate-expired": "their-certificate" };
 
 /** The answer to a question such as "v1/vms". */
 export async function ask(path) {
@@ -56,7 +61,7 @@ async function refusal(response) {
     // Another server has this port now: its secret is another one.
     return new Trouble("page", text || `HTTP status ${response.status}`);
   }
-  const kind = { 401: "forbidden", 403: "forbidden", 404: "unknown", 502: "daemon" }[response.status] ?? "other";
+  const kind = CODES[problem.code] ?? { 401: "forbidden", 403: "forbidden", 404: "unknown", 502: "daemon" }[response.status] ?? "other";
   return new Trouble(kind, problem.message ?? text, problem.details?.retry_after_ms);
 }
 

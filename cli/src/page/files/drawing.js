@@ -84,9 +84,15 @@ export function filter(label, texts, changed) {
   return { box, wants: (item) => texts(item).some((text) => text.toLowerCase().includes(input.value.toLowerCase())) };
 }
 
+/** Names with commas between them, each in one piece: one that is too long ends in dots, and is told whole by the mouse. */
+function unbroken(names, more) {
+  const comma = (index) => (index < names.length - 1 ? "," : "");
+  return [...names.flatMap((name, index) => [element("span", { class: "name", title: name }, name + comma(index)), " "]), more];
+}
+
 /** A table whose rows are kept as long as their key is there. */
 export class Table {
-  /** Columns: [title, class]. `cells` gives of an item a text, or {text, href}, for each. */
+  /** Columns: [title, class]. `cells` gives of an item a text, {text, href}, or {names, more} of names that are not broken, for each. */
   constructor(caption, columns, key, cells, empty) {
     Object.assign(this, { columns, key, cells });
     this.rows = new Map();
@@ -134,11 +140,11 @@ export class Table {
 
   write(row, cells) {
     cells.forEach((cell, index) => {
-      const { text, href } = typeof cell === "object" ? cell : { text: cell, href: undefined };
-      const said = `${href}\n${text}`;
+      const { text, href, names, more } = typeof cell === "object" ? cell : { text: cell };
+      const said = JSON.stringify([href, text, names, more]);
       if (row.said[index] === said) return;
       row.said[index] = said;
-      row.cells[index].replaceChildren(href ? element("a", { href }, text) : text);
+      row.cells[index].replaceChildren(...(names ? unbroken(names, more) : [href ? element("a", { href }, text) : text]));
     });
   }
 }
@@ -146,17 +152,32 @@ export class Table {
 const WIDTH = 600;
 const HEIGHT = 120;
 
-/** Values over time as a line, from 0 up to the largest. */
+/** Narrower, a pause could not be seen. */
+const NARROWEST = 3;
+
+/** Values over time as a line, from 0 up to the largest, above an axis of time. */
 export class Curve {
-  constructor(title, format) {
-    Object.assign(this, { title, format, points: [] });
+  constructor(title, format, formatTime) {
+    Object.assign(this, { title, format, formatTime, points: [], pause: null });
     this.area = shape("path", { class: "area" });
     this.line = shape("path", { class: "line" });
-    this.label = element("figcaption");
+    this.band = shape("rect", { class: "pause", y: 0, height: HEIGHT, width: 0 });
+    this.label = element("span");
+    this.legend = element("strong", { class: "pause" });
     this.picture = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" },
-      shape("path", { class: "ground", d: `M0 ${HEIGHT - 1}H${WIDTH}` }), this.area, this.line);
-    this.element = element("figure", { class: "curve" }, this.label, this.picture);
+      shape("path", { class: "ground", d: `M0 ${HEIGHT - 1}H${WIDTH}` }), this.band, this.area, this.line);
+    [this.begin, this.end] = [element("span"), element("span")];
+    // Screen readers have it with the picture.
+    const axis = element("p", { class: "axis", "aria-hidden": "true" }, this.begin, element("span", {}, "time since the request"), this.end);
+    this.element = element("figure", { class: "curve" }, element("figcaption", {}, this.label, " ", this.legend), this.picture, axis);
     this.element.hidden = true;
+  }
+
+  /** The guest stood still from then to then, in milliseconds; null: it did not. */
+  mark(pause) {
+    if (this.pause?.from === pause?.from && this.pause?.to === pause?.to) return;
+    this.pause = pause;
+    if (this.points.length > 0) this.draw();
   }
 
   /** At a time in milliseconds. Times only grow; so many points that each pixel has one are enough. */
@@ -170,17 +191,33 @@ export class Curve {
 
   draw() {
     const begin = this.points[0][0];
-    const length = Math.max(this.points.at(-1)[0] - begin, 1);
+    const [last] = this.points.at(-1);
+    // A pause that came after the last value is in it, too, and one that was over before the first is not.
+    const pause = this.pause?.to > begin ? this.pause : null;
+    const end = Math.max(last, pause?.to ?? last);
+    const length = Math.max(end - begin, 1);
     const most = Math.max(...this.points.map(([, value]) => value));
     const x = (ms) => (((ms - begin) / length) * WIDTH).toFixed(1);
     const y = (value) => (HEIGHT - 2 - (value / (most || 1)) * (HEIGHT - 6)).toFixed(1);
     const line = this.points.map(([ms, value]) => `${x(ms)} ${y(value)}`).join("L");
     this.line.setAttribute("d", `M${line}`);
-    this.area.setAttribute("d", `M${x(begin)} ${HEIGHT}L${line}L${WIDTH} ${HEIGHT}Z`);
+    this.area.setAttribute("d", `M${x(begin)} ${HEIGHT}L${line}L${x(last)} ${HEIGHT}Z`);
+    this.band.setAttribute("width", 0);
+    if (pause) {
+      const from = Math.max(Number(x(Math.max(pause.from, begin))), 0);
+      const width = Math.max(Number(x(pause.to)) - from, NARROWEST);
+      this.band.setAttribute("x", Math.min(from, WIDTH - width).toFixed(1));
+      this.band.setAttribute("width", width.toFixed(1));
+    }
     const now = this.format(this.points.at(-1)[1]);
-    const said = `${this.title}: now ${now}, at most ${this.format(most)}`;
+    const said = `${this.title}: now ${now}, at most ${this.format(most)}.`;
+    const stood = pause ? `Orange: the guest stood still for ${this.formatTime(pause.to - pause.from)}, ${this.formatTime(pause.from)} after the request.` : "";
     setText(this.label, said);
-    this.picture.setAttribute("aria-label", said);
+    setText(this.legend, stood);
+    setText(this.begin, this.formatTime(begin));
+    setText(this.end, this.formatTime(end));
+    const times = `From ${this.formatTime(begin)} to ${this.formatTime(end)} after the request.`;
+    this.picture.setAttribute("aria-label", [said, times, stood].filter(Boolean).join(" "));
     this.element.hidden = this.points.length < 2;
   }
 }

@@ -27,10 +27,10 @@ function nodeTable(leafOf) {
 }
 
 function clusterTable() {
-  const columns = [["Cluster"], ["Holder"], ["VMs run", "number"], ["Nodes", "wide"], ["Most hops", "number wide"]];
-  const more = (nodes) => (nodes.length > NAMED ? ` and ${nodes.length - NAMED} more` : "");
-  const cells = (c) => [{ ...link("lease", c.id), text: c.cluster }, c.holder, `${c.running} of ${c.vms}`, c.nodes.slice(0, NAMED).join(", ") + more(c.nodes),
-    String(c.hops.most ?? "-")];
+  const columns = [["Cluster"], ["Holder"], ["VMs run", "number"], ["Nodes", "names wide"], ["Most hops", "number wide"]];
+  const more = (nodes) => (nodes.length > NAMED ? `and ${nodes.length - NAMED} more` : "");
+  const cells = (c) => [{ ...link("lease", c.id), text: c.cluster }, c.holder, `${c.running} of ${c.vms}`,
+    { names: c.nodes.slice(0, NAMED), more: more(c.nodes) }, String(c.hops.most ?? "-")];
   return new Table("Clusters", columns, (c) => c.id, cells, "None.");
 }
 

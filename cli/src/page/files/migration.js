@@ -96,7 +96,7 @@ class Maps {
 /** Faults in each second, from what was counted before. */
 class FaultRate {
   constructor() {
-    this.curve = new Curve("Page faults", (perSecond) => `${words.count(perSecond)} a second`);
+    this.curve = new Curve("Page faults", (perSecond) => `${words.count(perSecond)} a second`, words.time);
     this.last = null;
   }
 
@@ -110,6 +110,20 @@ class FaultRate {
   }
 }
 
+/** In these phases the guest stands still. */
+const STILL = ["switchover", "hand-over"];
+
+/** When the guest stood still, from and to, in milliseconds since the request; null if it has not, or nobody has measured it. */
+function pause({ phases = [], phase, elapsed_ms: now, outcome: { report } }) {
+  const still = (report?.phases ?? phases).filter(({ name }) => STILL.includes(name));
+  if (report && !(report.downtime_ms > 0)) return null;
+  const end = STILL.includes(phase) ? now : still.length === 0 ? null : still.at(-1).start_ms + still.at(-1).duration_ms;
+  if (end === null) return null;
+  // The phases have what comes before the stop, too.
+  const from = report ? end - report.downtime_ms : still[0]?.start_ms ?? end;
+  return { from: Math.max(from, 0), to: end };
+}
+
 class View {
   constructor(page) {
     this.title = element("h1");
@@ -117,8 +131,8 @@ class View {
     this.memory = bar("Memory");
     this.troubles = element("ul", { class: "troubles" });
     [this.facts, this.disks, this.maps, this.faults] = [new Facts(), new Disks(), new Maps(), new FaultRate()];
-    this.rate = new Curve("Memory that arrives", words.rate);
-    this.writes = new Curve("Memory that the guest writes", words.rate);
+    this.rate = new Curve("Memory that arrives", words.rate, words.time);
+    this.writes = new Curve("Memory that the guest writes", words.rate, words.time);
     this.end = element("div", { class: "report" });
     page.append(element("p", {}, element("a", { href: "#/" }, "All of the node")), this.title, this.state, this.memory.box,
       this.disks.element, this.troubles, this.end, section("Now", this.facts.element),
@@ -145,6 +159,8 @@ class View {
       if (now.dirty_pages_per_s > 0) this.writes.add(now.elapsed_ms, now.dirty_pages_per_s * PAGE);
       this.faults.update(now);
     }
+    const still = pause(now);
+    for (const curve of [this.rate, this.writes, this.faults.curve]) curve.mark(still);
     this.maps.update(now);
     if (now.outcome.state === "done") this.end.replaceChildren(...report(now));
   }

@@ -3,6 +3,9 @@
 use vmove_types::report::{PhaseTime, ProgressPoint};
 use vmove_types::units::format_ms;
 
+/// What the pause of a fork's parent is called among what followed the request.
+pub const STOOD_STILL: &str = "the parent stood still";
+
 /// All of it. Its texts come from elsewhere: they have no control characters, and are otherwise as they came.
 #[derive(Debug, Default)]
 pub struct Account {
@@ -18,6 +21,8 @@ pub struct Account {
     pub time_lines: Vec<TimeLine>,
     /// How far it was over time.
     pub over_time: Vec<ProgressPoint>,
+    /// When children ran, in milliseconds from the request on, the earliest first.
+    pub ran: Vec<f64>,
     /// When the guest stood still in that, from and to, in milliseconds.
     pub stood_still: Option<(f64, f64)>,
     /// Bytes by what they were.

@@ -4,7 +4,7 @@ use vmove_types::fork_report::{ChildReport, ForkProgress, ForkReport, HostProgre
 use vmove_types::report::PhaseTime;
 use vmove_types::units::{format_bytes, format_ms};
 
-use super::account::{Account, Table, TimeLine};
+use super::account::{Account, STOOD_STILL, Table, TimeLine};
 use super::of_migration::fault_cells;
 
 /// So many children are drawn: the slowest.
@@ -113,15 +113,31 @@ fn of_report(r: &ForkReport) -> Account {
     Account {
         facts,
         time_lines: lines.into_iter().filter(|line| !line.steps.is_empty()).collect(),
+        ran: ran(r),
+        stood_still: stood_still(r),
         bytes: bytes(r),
         tables: tables.into_iter().filter(|table| !table.rows.is_empty()).collect(),
         ..Account::default()
     }
 }
 
+/// When children ran, the earliest first.
+fn ran(r: &ForkReport) -> Vec<f64> {
+    let mut all: Vec<f64> = r.children.iter().filter_map(|child| child.running_ms).collect();
+    all.sort_by(f64::total_cmp);
+    all
+}
+
+/// From the parent's STOP to its RESUME. Some daemons did not tell when that was.
+fn stood_still(r: &ForkReport) -> Option<(f64, f64)> {
+    let begin = r.parent_stopped_ms?;
+    Some((begin, begin + r.parent_pause_ms))
+}
+
 /// From the request until something was so.
 fn until(r: &ForkReport) -> TimeLine {
-    let mut steps: Vec<PhaseTime> = Vec::new();
+    let still = stood_still(r).map(|(begin, end)| step(STOOD_STILL, begin, end - begin));
+    let mut steps: Vec<PhaseTime> = still.into_iter().collect();
     let mut add = |name: String, at: Option<f64>| steps.extend(at.map(|at| step(&name, 0.0, at)));
     add("checksums made".to_owned(), r.distribution.as_ref().map(|d| d.prepared_ms));
     add("the parent ran on".to_owned(), r.ran_on_ms);
@@ -139,7 +155,12 @@ fn until(r: &ForkReport) -> TimeLine {
     add("complete".to_owned(), Some(r.complete_ms));
     let note =
         if left_out > 0 { format!("; {left_out} faster children are not drawn") } else { String::new() };
-    TimeLine { title: "From the request".to_owned(), steps, note: format!("each from the request on{note}") }
+    let each = if r.parent_stopped_ms.is_some() { "each of the others" } else { "each" };
+    TimeLine {
+        title: "From the request".to_owned(),
+        steps,
+        note: format!("{each} from the request on{note}"),
+    }
 }
 
 /// What the parent's standing still consists of.

@@ -3,9 +3,9 @@
 use svg::node::element::{Line, Rectangle, Title};
 use vmove_picture::{MARGIN, Sheet, WIDTH, fitting, round_step, text, text_around};
 use vmove_types::report::{PhaseTime, ProgressPoint};
-use vmove_types::units::{format_bytes, format_ms, format_rate, to_f64};
+use vmove_types::units::{format_bytes, format_ms, format_rate, number_of, to_f64};
 
-use super::account::{Account, TimeLine, time};
+use super::account::{Account, STOOD_STILL, TimeLine, time};
 use super::text::rates;
 
 /// Where scales begin and end.
@@ -18,7 +18,7 @@ const NAME: f64 = LEFT - MARGIN - 8.0;
 const NOTE: f64 = WIDTH - MARGIN - LEFT;
 const LINE: f64 = WIDTH - 2.0 * MARGIN;
 /// Phases in which the guest stands still.
-const STILL: [&str; 2] = ["switchover", "hand-over"];
+const STILL: [&str; 3] = ["switchover", "hand-over", STOOD_STILL];
 const ORANGE: &str = "orange: the guest stands still";
 
 const STYLE: &str = "
@@ -47,6 +47,7 @@ pub fn draw(account: &Account) -> String {
     if account.over_time.len() > 1 {
         picture.over_time(&account.over_time, account.stood_still, longest(account));
     }
+    picture.children_over_time(&account.ran, account.stood_still, longest(account));
     for line in &account.time_lines {
         picture.time_line(line);
     }
@@ -73,7 +74,8 @@ fn row_name(name: &str) -> String {
 /// The end of the scale that all of it shares.
 fn longest(account: &Account) -> f64 {
     let line = account.time_lines.first().map_or(0.0, TimeLine::end_ms);
-    account.over_time.last().map_or(line, |last| line.max(last.at_ms))
+    let last = account.over_time.last().map(|last| last.at_ms).into_iter().chain(account.ran.last().copied());
+    last.fold(line, f64::max)
 }
 
 /// A picture that grows downwards.
@@ -165,8 +167,10 @@ impl Picture {
         }
     }
 
-    fn over_time(&mut self, points: &[ProgressPoint], stood_still: Option<(f64, f64)>, end: f64) {
-        self.heading("Over time", &format!("each line on a scale of its own; {ORANGE}"));
+    /// A field of curves over time, in which the time is marked when the guest stood still.
+    fn chart(&mut self, note: &str, stood_still: Option<(f64, f64)>, end: f64) -> Scale {
+        let orange = stood_still.map(|_| format!("; {ORANGE}")).unwrap_or_default();
+        self.heading("Over time", &format!("{note}{orange}"));
         let scale = Scale { end };
         self.ticks(scale, CHART);
         if let Some((from, to)) = stood_still {
@@ -178,6 +182,28 @@ impl Picture {
             let x = scale.x(from);
             self.sheet.line("v-begin", (x, self.y - 4.0), (x, self.y + CHART));
         }
+        scale
+    }
+
+    /// How many children ran, from the request on.
+    fn children_over_time(&mut self, ran: &[f64], stood_still: Option<(f64, f64)>, end: f64) {
+        if ran.is_empty() {
+            return;
+        }
+        let scale = self.chart("children that ran, from the request on", stood_still, end);
+        let all = to_f64(ran.len() as u64);
+        let counts = (0u32..).map(f64::from);
+        // Up where one begins to run, level until the next does.
+        let steps = ran.iter().zip(counts).flat_map(|(at, before)| [(*at, before), (*at, before + 1.0)]);
+        let points = [(0.0, 0.0)].into_iter().chain(steps).chain([(end, all)]);
+        self.line("v-line v-rate", scale, all, points);
+        let many = number_of(ran.len() as u64, "child ran", "children ran");
+        self.add(text(MARGIN, self.y + 16.0, "v-rate-ink", 12, &many));
+        self.y += CHART + 18.0;
+    }
+
+    fn over_time(&mut self, points: &[ProgressPoint], stood_still: Option<(f64, f64)>, end: f64) {
+        let scale = self.chart("each line on a scale of its own", stood_still, end);
         let rates = rates(points);
         let fastest = rates.iter().map(|(_, _, rate)| *rate).fold(0.0, f64::max);
         let most = points.iter().map(|point| point.left_bytes).max().unwrap_or(0);
@@ -228,6 +254,7 @@ mod tests {
     use super::super::{of_fork, of_migration};
     use super::*;
     use vmove_picture::check::faults;
+    use vmove_types::fork_report::{ChildReport, ForkProgress, ForkReport};
 
     fn bars<'a>(xml: &'a Document<'_>) -> Vec<Node<'a, 'a>> {
         let is_bar =
@@ -296,7 +323,7 @@ mod tests {
         let mut none = snapshot();
         none.phases.clear();
         none.elapsed_ms = 0.0;
-        let fork = vmove_types::fork_report::ForkProgress::default();
+        let fork = ForkProgress::default();
         for account in [
             of_migration::account(&none),
             of_migration::account(&snapshot()),
@@ -308,6 +335,39 @@ mod tests {
             let wrong: Vec<_> = faults(&svg).into_iter().filter(|fault| fault != "no title").collect();
             assert_eq!(wrong, Vec::<String>::new());
         }
+    }
+
+    #[test]
+    fn a_fork_has_its_pause_and_its_children_on_one_axis() {
+        let child = |name: &str, at| ChildReport {
+            name: name.to_owned(),
+            running_ms: Some(at),
+            ..ChildReport::default()
+        };
+        let report = ForkReport {
+            parent_stopped_ms: Some(20.0),
+            parent_pause_ms: 5.0,
+            complete_ms: 200.0,
+            children: vec![child("web.1", 100.0), child("web.2", 50.0)],
+            ..ForkReport::default()
+        };
+        let mut progress =
+            ForkProgress { parent: "web".to_owned(), report: Some(report), ..ForkProgress::default() };
+        let svg = draw(&of_fork::account(&progress));
+        assert_eq!(faults(&svg), Vec::<String>::new());
+        let xml = Document::parse(&svg).unwrap();
+        let class = |name: &str| xml.descendants().find(|node| node.attribute("class") == Some(name));
+        let x = |ms: f64| LEFT + (RIGHT - LEFT) * ms / 200.0;
+        assert!((number(&class("v-band").unwrap(), "x") - x(20.0)).abs() < 0.1);
+        let points = class("v-line v-rate").unwrap().attribute("points").unwrap();
+        let at: Vec<&str> = points.split(' ').filter_map(|point| point.split(',').next()).collect();
+        let wanted = [0.0, 50.0, 50.0, 100.0, 100.0, 200.0].map(|ms| format!("{:.1}", x(ms)));
+        assert_eq!(at, wanted);
+        assert!(svg.contains(STOOD_STILL) && svg.contains(ORANGE) && svg.contains("2 children ran"), "{svg}");
+        // One of an earlier release, which did not tell when.
+        progress.report.as_mut().unwrap().parent_stopped_ms = None;
+        let svg = draw(&of_fork::account(&progress));
+        assert!(!svg.contains("\"v-band\"") && !svg.contains(ORANGE) && svg.contains("2 children ran"));
     }
 
     #[test]

@@ -29,6 +29,10 @@ pub fn write(account: &Account, columns: usize) -> String {
         out.push('\n');
         out += &over_time(&account.over_time, columns);
     }
+    if let (Some(last), Some(line)) = (account.ran.last(), account.time_lines.first()) {
+        out.push('\n');
+        out += &children_over_time(&account.ran, last.max(line.end_ms()), columns);
+    }
     for line in &account.time_lines {
         out.push('\n');
         out += &time_line(line, columns);
@@ -153,6 +157,18 @@ fn over_time(points: &[ProgressPoint], columns: usize) -> String {
     );
     wrapped(&title, columns, "  ")
         + &format!("  sent  {}\n  left  {}\n", sparks(&rates, width), sparks(&left, width))
+}
+
+/// How many children ran, from the request to `end`.
+fn children_over_time(ran: &[f64], end: f64, columns: usize) -> String {
+    let width = columns.saturating_sub(8).clamp(1, 80);
+    let mut counts = vec![0.0; width];
+    for at in ran {
+        let from = share(*at, end, width).min(width - 1);
+        counts[from..].iter_mut().for_each(|count| *count += 1.0);
+    }
+    let title = format!("Over {}: children that ran, at most {}", format_ms(end), ran.len());
+    wrapped(&title, columns, "  ") + &format!("  ran   {}\n", sparks(&counts, width))
 }
 
 /// Values as heights, each the largest of those that share its column.

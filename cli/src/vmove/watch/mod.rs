@@ -40,9 +40,11 @@ pub async fn watch(client: &Client, args: &WatchArgs, global: &Global) -> Result
                        `vmove status ID --follow`, or by `vmove --json list`, `status` and `history`";
         return Err(Failure::bad_request(message).into());
     }
-    let nodes = nodes(client, args, global)?;
     let mut ends = Ends::new()?;
-    let board = Board::new(reached(&nodes).await?);
+    let nodes = if args.all { all(client, global).await? } else { named(client, args, global)? };
+    // Of all nodes one has answered already: it has named the others.
+    let names = if args.all { names(&nodes) } else { reached(&nodes).await? };
+    let board = Board::new(names);
     let (sender, news) = mpsc::channel(NEWS);
     let mut feeds = JoinSet::new();
     for (number, (_, client)) in nodes.into_iter().enumerate() {
@@ -56,13 +58,38 @@ pub async fn watch(client: &Client, args: &WatchArgs, global: &Global) -> Result
     Ok(Exit::Done)
 }
 
-/// What is watched: name and client of each node.
-fn nodes(client: &Client, args: &WatchArgs, global: &Global) -> Result<Vec<(String, Client)>, Failure> {
+/// Name and client of each node of the command line.
+fn named(client: &Client, args: &WatchArgs, global: &Global) -> Result<Vec<(String, Client)>, Failure> {
     if args.nodes.is_empty() {
         let name = global.elsewhere.at.clone().unwrap_or_else(|| global.control.display().to_string());
         return Ok(vec![(name, client.clone())]);
     }
     args.nodes.iter().map(|node| Ok((node.clone(), global.client_of(node)?))).collect()
+}
+
+/// The node that was asked, and all others that its configuration names.
+async fn all(client: &Client, global: &Global) -> Result<Vec<(String, Client)>, Failure> {
+    global.elsewhere.tls_files("--all")?;
+    let own = feed::in_time(client.node()).await?;
+    // One file may serve all nodes, and then names this one, too.
+    let others: Vec<_> = own.nodes.iter().filter(|(name, _)| **name != own.node).collect();
+    if others.is_empty() {
+        return Err(Failure::bad_request(format!(
+            "--all: expected other nodes in [nodes] of the configuration of {}, found none; name them there (/etc/vmove/vmoved.toml) and \
+             restart vmoved, or give their HOST:PORT to `vmove watch`",
+            own.node
+        )));
+    }
+    let mut nodes = vec![(own.node.clone(), client.clone())];
+    for (name, at) in others {
+        let certified = own.server_names.get(name).map(String::as_str);
+        nodes.push((name.clone(), global.elsewhere.client_at(at, certified)?));
+    }
+    Ok(nodes)
+}
+
+fn names(nodes: &[(String, Client)]) -> Vec<String> {
+    nodes.iter().map(|(name, _)| name.clone()).collect()
 }
 
 /// Names of the nodes, as they call themselves if they answer. At least one has to: otherwise it is more likely that the command is wrong.

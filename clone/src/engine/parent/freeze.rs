@@ -29,7 +29,7 @@ impl ForkEngine {
         let frozen = self.freeze(&fork.id, guest, ram, None, children).await?;
         let ran_on = if fork.request.let_run { self.let_run(guest).await } else { None };
         Ok(FrozenOrigin {
-            stopped: (!frozen.pause.is_zero()).then_some(frozen.stopped),
+            stopped: frozen.stopped,
             pause_ms: ms(frozen.pause),
             ran_on,
             freeze: Some(frozen.freeze),

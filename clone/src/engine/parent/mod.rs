@@ -253,8 +253,8 @@ impl ForkEngine {
         let (id, verify) = (fork.id.as_str(), fork.request.verify);
         // Not earlier: QEMUs that start would take the processors from the parent while it is being stopped and saved.
         let starting: JoinSet<Start> = self.start_all(id, here.planned);
-        report.parent_pause_ms = source.pause_ms;
         report.parent_stopped_ms = source.stopped.map(|at| at.ms_since(fork.begun));
+        report.parent_pause_ms = source.pause_ms;
         report.ran_on_ms = source.ran_on.map(|at| at.ms_since(fork.begun));
         report.freeze.clone_from(&source.freeze);
         report.disks.clone_from(&source.disks);
@@ -404,7 +404,7 @@ impl ChildrenHere {
 
 /// What children are loaded from.
 struct FrozenOrigin {
-    /// When it was stopped, if it ran.
+    /// When a guest that ran was stopped.
     stopped: Option<Mono>,
     pause_ms: f64,
     /// When a guest that was paused ran on, if it was to.

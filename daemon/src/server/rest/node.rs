@@ -11,7 +11,7 @@ use vmove_http::Answer;
 use vmove_node::blocking::run_blocking;
 use vmove_node::peer::FabricOffer;
 
-use crate::config::qemu_user_note;
+use crate::config::{KnownNode, qemu_user_note};
 use crate::server::App;
 use crate::server::problem::IntoProblem;
 use vmove_types::node::{NodeInfo, NodeMemory};
@@ -29,6 +29,7 @@ pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
     };
     let offers = app.fabrics.offers();
     let running = app.sessions.live().iter().filter(|p| !p.outcome.is_end()).count();
+    let named = |(name, node): (&String, &KnownNode)| Some((name.clone(), node.server_name.clone()?));
     Ok(Json(NodeInfo {
         node: app.config.node.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -49,6 +50,7 @@ pub async fn node(State(app): State<Arc<App>>) -> Answer<NodeInfo> {
         qemu_user_note: qemu_user_note(&app.config.qemu),
         memory,
         nodes: app.config.nodes.iter().map(|(name, node)| (name.clone(), node.address.clone())).collect(),
+        server_names: app.config.nodes.iter().filter_map(named).collect(),
         vms: app.registry.count(),
         migrations_running: running,
     }))
