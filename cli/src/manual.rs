@@ -18,13 +18,17 @@ pub fn completions_of<C: CommandFactory>(name: &str, shell: Shell) -> Result<Exi
     Ok(Exit::Done)
 }
 
-/// Of the daemons, whose command lines are in their own crates. Tests there keep them current.
-const DAEMON_PAGES: [(&str, &str); 2] = [
+/// Of the daemons and adapters, whose command lines are in their own crates. Tests there keep them current.
+const OTHER_PAGES: [(&str, &str); 6] = [
     ("vmoved.1", include_str!("../../daemon/dist/vmoved.1")),
     ("vbridged.1", include_str!("../../sched-bridge/service/dist/vbridged.1")),
+    ("vmove-slurm-adapter.1", include_str!("../../sched-bridge/service/dist/vmove-slurm-adapter.1")),
+    ("vmove-network-adapter.1", include_str!("../../sched-bridge/adapter/dist/vmove-network-adapter.1")),
+    ("vmove-podman-adapter.1", include_str!("../../sched-bridge/adapter/dist/vmove-podman-adapter.1")),
+    ("vmove-redfish-adapter.1", include_str!("../../sched-bridge/adapter/dist/vmove-redfish-adapter.1")),
 ];
 
-/// Writes one page per command of vmove and vfork, and those of vmoved and vbridged.
+/// Writes one page per command of vmove and vfork, and those of vmoved, vbridged and adapters.
 pub fn man(dir: &Path, json: bool) -> Result<Exit, End> {
     let failed = |path: &Path, error: std::io::Error| {
         Problem::new(Code::LocalFile, format!("Could not write man pages to {}: {error}", path.display()))
@@ -33,14 +37,14 @@ pub fn man(dir: &Path, json: bool) -> Result<Exit, End> {
     for command in [vmove::Cli::command(), vfork::Cli::command()] {
         clap_mangen::generate_to(command.disable_help_subcommand(true), dir).map_err(|e| failed(dir, e))?;
     }
-    for (name, text) in DAEMON_PAGES {
+    for (name, text) in OTHER_PAGES {
         let page = dir.join(name);
         std::fs::write(&page, text).map_err(|e| failed(&page, e))?;
     }
     if json {
         say_json(&json!({ "dir": dir }))?;
     } else {
-        say(&format!("Man pages of vmove, vfork, vmoved and vbridged are in {}", dir.display()))?;
+        say(&format!("Man pages of vmove, vfork, vmoved, vbridged and adapters are in {}", dir.display()))?;
     }
     Ok(Exit::Done)
 }
@@ -61,6 +65,8 @@ mod tests {
         for name in [
             "vmoved.1",
             "vbridged.1",
+            "vmove-slurm-adapter.1",
+            "vmove-network-adapter.1",
             "vfork.1",
             "vfork-create.1",
             "vfork-simulate.1",

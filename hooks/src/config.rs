@@ -1,5 +1,8 @@
 //! `[[hook]]`: as it is written, and checked.
 
+#[cfg(test)]
+mod reference;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,40 +26,59 @@ const MOST_RETRIES: u32 = 100;
 
 /// One `[[hook]]` as it is written.
 #[derive(Debug, Clone, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema), schema(as = Hook))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct HookEntry {
+    /// Small letters, digits and `-`, at most 32; no other hook of the node has it.
     name: String,
+    /// The event.
     on: String,
+    /// With `on = "file"`: the file that appears.
     #[serde(default)]
+    #[cfg_attr(test, schema(value_type = Option<String>))]
     file: Option<PathBuf>,
+    /// With `on = "timer"`: time between two rounds, such as `1h`.
     #[serde(default)]
     every: Option<String>,
+    /// Conditions on the data of the event, by field.
     #[serde(default, rename = "where")]
+    #[cfg_attr(test, schema(value_type = Object))]
     conditions: Map<String, Value>,
+    /// Names of VMs, as patterns: one, or a list; all VMs, if it is not given.
     #[serde(default, rename = "for")]
     vms: OneOrMore,
+    /// Labels that the VMs have, as patterns; all of them.
     #[serde(default)]
     labels: BTreeMap<String, String>,
+    /// What is done.
     #[serde(rename = "do")]
     action: ActionEntry,
+    /// Hooks of one event run from the lowest to the highest; 0, if it is not given.
     #[serde(default)]
     order: i32,
+    /// How long an attempt may take, such as `10m`.
     #[serde(default)]
     time_limit: Option<String>,
+    /// Attempts after one that failed, 0 to 100; 0, if it is not given.
     #[serde(default)]
     retries: u32,
+    /// Time between two attempts; `5s`, if it is not given.
     #[serde(default)]
     retry_after: Option<String>,
+    /// Runs for one VM, such as `3 in 1h`, or `unlimited`.
     #[serde(default)]
     at_most: Option<String>,
+    /// Of a hook that may forbid: what its failure means.
     #[serde(default)]
     if_it_fails: Option<IfItFails>,
+    /// Only say in the log what would be done.
     #[serde(default)]
     dry_run: bool,
 }
 
 /// One text, or a list of them.
 #[derive(Debug, Clone, Default, Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize, utoipa::ToSchema), schema(as = Texts))]
 #[serde(untagged, expecting = "expected a text, or a list of texts")]
 enum OneOrMore {
     #[default]
@@ -77,26 +99,39 @@ impl OneOrMore {
 
 /// `do` as it is written.
 #[derive(Debug, Clone, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema), schema(as = Action))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 enum ActionEntry {
+    /// Moves the VM.
     Migrate(MigrateEntry),
+    /// Makes children on this node.
     Fork(ForkEntry),
+    /// Saves a template.
     SaveTemplate(TemplateEntry),
+    /// Stops the guest's processors.
     Pause,
+    /// Runs a program: its path, and arguments.
     Run(Vec<String>),
 }
 
+/// Where the VM goes: one of the two.
 #[derive(Debug, Clone, Default, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema), schema(as = Migrate))]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct MigrateEntry {
+    /// A node, or a list of them: to the first that takes it.
     to: OneOrMore,
+    /// The bridge plans where all VMs of this node go.
     by_bridge: bool,
 }
 
 #[derive(Debug, Clone, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema), schema(as = Fork))]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct ForkEntry {
+    /// How many; 1, if it is not given.
     count: usize,
+    /// They are loaded and do not run, until `vmove resume`; true, if it is not given.
     paused: bool,
 }
 
@@ -107,9 +142,12 @@ impl Default for ForkEntry {
 }
 
 #[derive(Debug, Clone, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema), schema(as = Template))]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 struct TemplateEntry {
+    /// Its name; `{vm}-{time}`, if it is not given.
     name: String,
+    /// Of those that this hook has made of the VM, so many of the newest stay; all, if it is not given.
     keep: Option<usize>,
 }
 
@@ -121,6 +159,7 @@ impl Default for TemplateEntry {
 
 /// What it means for whoever asked, if a hook that may forbid fails to give an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum IfItFails {
     /// It may go on, with a warning in the log.

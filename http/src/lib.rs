@@ -3,7 +3,7 @@
 //! The feature `server` has what both daemons answer with: a [`Refusal`] for every problem, extractors that refuse in the same form
 //! ([`Json`], [`Query`], [`Path`]), streams of snapshots ([`events`]), a span for each request ([`span`]), private control sockets
 //! ([`socket`]), a listener for TCP ([`listener`]) and checks of an OpenAPI description ([`openapi`]). The feature `client` has the
-//! other side: connections that are kept ([`client::HttpClient`]). Both can speak [`tls`].
+//! other side: connections that are kept ([`client::HttpClient`]). Both can speak [`tls`]. The feature `systemd` has what daemons tell [`systemd`].
 //!
 //! ```
 //! use axum::{Router, routing::get};
@@ -54,6 +54,8 @@ mod refusal;
 pub mod socket;
 #[cfg(feature = "server")]
 pub mod span;
+#[cfg(feature = "systemd")]
+pub mod systemd;
 #[cfg(any(feature = "client", feature = "server"))]
 pub mod tls;
 #[cfg(feature = "client")]

@@ -4,8 +4,11 @@
 # How exposed the units may be, in tenths of what systemd-analyze counts; docs/operations.md and docs/sched-bridge.md name the figures.
 VMOVED_EXPOSURE=65
 VBRIDGED_EXPOSURE=22
-# The version that is upgraded to: the same programs.
+# The version that is upgraded to. Its programs are the same, since there are no packages of an earlier release: what this shows is the work of
+# apt, of maintainer scripts and of systemd, and no difference between programs.
 NEWER=99.0.0
+# Time of the watchdog in its steps, in seconds: long enough for a daemon on a busy machine.
+WATCHDOG_S=6
 
 test_package() {
     local lacks
@@ -35,12 +38,15 @@ test_package() {
     step 'the second command moves a guest' second_command_moves
     step 'a guest moves between two machines' guest_moves
     step 'a restart of vmoved leaves the guest alone' restart_keeps_the_guest
+    step 'the watchdog replaces a vmoved that hangs' watchdog_keeps_the_guest
     step 'an upgrade leaves the guest alone' upgrade_keeps_the_guest
-    step 'a guest moves between two versions' guest_moves_between_versions
+    step 'a guest moves between packages of two versions' guest_moves_between_versions
     step 'the package is not removed while a guest runs' removal_is_refused
     step 'a purge waits for the memory of guests' purge_waits
     step 'a purge leaves nothing' purge_leaves_nothing
     step 'the bridge runs from its package' bridge_runs
+    step 'leases outlive a restart, a hang and an upgrade of the bridge' bridge_is_replaced
+    step 'a purge of the bridge leaves nothing' bridge_leaves_nothing
 }
 
 setup_package_test() {
@@ -117,13 +123,29 @@ packages_install() {
     done
 }
 
+# completes COMMAND: bash offers `COMMAND --help`, and there are files for the other shells.
+completes() {
+    machine a bash -c "source /usr/share/bash-completion/completions/$1
+        COMP_WORDS=($1 --h) COMP_CWORD=1
+        _$1 $1 --h $1
+        echo \"\${COMPREPLY[@]}\"" | grep -w -e --help
+    machine a test -s "/usr/share/zsh/vendor-completions/_$1" -a -s "/usr/share/fish/vendor_completions.d/$1.fish"
+}
+
 installed_is_whole() {
-    local command
+    local command page
     [ -z "$(machine a dpkg --verify vmove)" ]
     machine a sh -c 'gzip -t /usr/share/man/man1/vmove*.gz /usr/share/man/man1/vfork*.gz'
     for command in run migrate completions; do machine a test -e /usr/share/man/man1/vmove-$command.1.gz; done
-    machine a bash -n /usr/share/bash-completion/completions/vmove
-    machine a test -s /usr/share/zsh/vendor-completions/_vfork -a -s /usr/share/fish/vendor_completions.d/vmove.fish
+    for command in vmove vfork vmoved; do completes "$command"; done
+    for page in tutorial/one-machine reference/vmoved-settings decisions/0001-crate-tree guides/tls operations; do
+        machine a test -s /usr/share/doc/vmove/$page.md
+    done
+    # The clean root has it; on others first-move needs it.
+    machine a dpkg-query -W -f '${Depends}' vmove | grep -w iproute2
+    # Compiled, not loaded: the kernel need not have AppArmor.
+    on a 'apt-get install -qq -y --no-install-recommends apparmor' >/dev/null
+    machine a apparmor_parser -QK /usr/share/doc/vmove/examples/apparmor/qemu-of-vmove
     machine a /usr/share/vmove/guest/vmove-fork --version | grep '^vmove-fork '
     machine a test -s /usr/share/vmove/guest/c/vmove_fork.h -a -s /usr/share/vmove/guest/python/vmove_fork.py
     machine a dpkg-query -W -f '${Conffiles}' vmove | grep '^ /etc/vmove/vmoved.toml '
@@ -219,6 +241,52 @@ unharmed() {
 
 restart_keeps_the_guest() { unharmed 'systemctl restart vmoved'; }
 
+# watched MACHINE UNIT: has a watchdog by its package; one of a few seconds from the next start on.
+watched() {
+    [ "$(machine "$1" systemctl show -P WatchdogUSec "$2")" = 1min ]
+    machine "$1" mkdir -p "/etc/systemd/system/$2.service.d"
+    printf '[Service]\nWatchdogSec=%s\n' $WATCHDOG_S | machine "$1" tee "/etc/systemd/system/$2.service.d/watchdog.conf"
+    machine "$1" systemctl daemon-reload
+    machine "$1" tee /root/hang >/dev/null <<'HANG'
+# sh hang UNIT: its daemon stands still, and systemd puts another in its place, within a minute.
+set -e
+pid() { systemctl show -P MainPID "$1"; }
+hung=$(pid "$1")
+kill -STOP "$hung"
+for try in $(seq 600); do
+    [ "$(pid "$1")" = "$hung" ] || ! systemctl -q is-active "$1" || exit 0
+    sleep 0.1
+done
+kill -CONT "$hung"
+echo "$1 was not replaced within a minute" >&2
+exit 1
+HANG
+}
+
+# stays MACHINE UNIT: one that answers is left alone for thrice the time of the watchdog.
+stays() {
+    local pid
+    pid=$(machine "$1" systemctl show -P MainPID "$2")
+    sleep $((3 * WATCHDOG_S))
+    [ "$pid" = "$(machine "$1" systemctl show -P MainPID "$2")" ]
+}
+
+# was_hung MACHINE UNIT: systemd has started it anew by itself; no core dump is left, and the watchdog is that of its package again.
+was_hung() {
+    [ "$(machine "$1" systemctl show -P NRestarts "$2")" = 1 ]
+    [ -z "$(machine "$1" find / -xdev -name 'core*' -size +1M ! -path '/usr/*' ! -path '/root/*')" ]
+    machine "$1" rm -r "/etc/systemd/system/$2.service.d" /root/hang
+    machine "$1" systemctl daemon-reload
+}
+
+watchdog_keeps_the_guest() {
+    watched b vmoved
+    unharmed 'systemctl restart vmoved'
+    stays b vmoved
+    unharmed 'sh /root/hang vmoved'
+    was_hung b vmoved
+}
+
 upgrade_keeps_the_guest() {
     unharmed 'apt-get install -qq -y --no-install-recommends /root/new/vmove_*.deb'
     [ "$(machine b dpkg-query -W -f '${Version}' vmove)" = $NEWER ]
@@ -226,7 +294,8 @@ upgrade_keeps_the_guest() {
     machine b grep -q '^fabric = "tcp"' /etc/vmove/vmoved.toml
 }
 
-# The packages are of two versions, the protocol is the same. What daemons of two protocols do is tested in tests/faults/versions.rs.
+# Only the packages are of two versions: the programs, and so the protocol, are the same. Daemons that take each other for one of another
+# protocol are in tests/tests/faults/versions.rs, records of earlier releases in tests/formats.
 guest_moves_between_versions() {
     move_guest b a postcopy
 }
@@ -276,8 +345,15 @@ nothing_is_left() {
 }
 
 bridge_runs() {
+    local command
     on a 'apt-get install -qq -y --no-install-recommends /root/old/vmove_*.deb /root/old/vmove-bridge_*.deb' >/dev/null
     [ -z "$(machine a dpkg --verify vmove-bridge)" ]
+    machine a dpkg-query -W -f '${Depends}' vmove-bridge | grep -F "vmove (>= $(machine a dpkg-query -W -f '${Version}' vmove))"
+    for command in vbridged vmove-{slurm,network,podman,redfish}-adapter; do
+        machine a sh -c "gzip -dc /usr/share/man/man1/$command.1.gz" | grep "^\.TH $command 1"
+        machine a $command --version | grep "^$command "
+    done
+    completes vbridged
     unit_is_hardened vbridged $VBRIDGED_EXPOSURE
     on a 'systemctl enable --now vmoved vbridged'
     on a 'vmove inventory --publish'
@@ -286,6 +362,39 @@ bridge_runs() {
     on a 'vmove place /root/cluster.yaml --id web --run -- \
         qemu-system-x86_64 -accel tcg -smp {vcpus} -m {memory_mib} -nodefaults -display none'
     [ "$(machine a vmove list | grep -c running)" = 2 ]
+}
+
+# Who has what; not until when, which changes.
+lease_of_web() { machine a vmove lease show web | grep -Ev '^(ends|kept) '; }
+
+# leases COMMAND: it replaces vbridged, whose lease is what it was, and whose VMs run on.
+leases() {
+    local before vms bridge
+    bridge=$(machine a systemctl show -P MainPID vbridged)
+    before=$(lease_of_web)
+    grep -w web-vm-1 <<<"$before"
+    vms=$(machine a pgrep -x qemu-system-x86)
+    on a "$1"
+    machine a systemctl is-active vbridged
+    [ "$bridge" != "$(machine a systemctl show -P MainPID vbridged)" ]
+    [ "$before" = "$(lease_of_web)" ]
+    [ "$vms" = "$(machine a pgrep -x qemu-system-x86)" ]
+    [ "$(machine a vmove list | grep -c running)" = 2 ]
+}
+
+bridge_is_replaced() {
+    leases 'systemctl restart vbridged'
+    watched a vbridged
+    leases 'systemctl restart vbridged'
+    stays a vbridged
+    leases 'sh /root/hang vbridged'
+    was_hung a vbridged
+    # vmoved is replaced as well, whose VMs these are.
+    leases 'apt-get install -qq -y --no-install-recommends /root/new/vmove_*.deb /root/new/vmove-bridge_*.deb'
+    [ "$(machine a dpkg-query -W -f '${Version}' vmove-bridge)" = $NEWER ]
+}
+
+bridge_leaves_nothing() {
     on a 'vmove lease stop web && vmove lease release web'
     on a 'apt-get purge -qq -y vmove-bridge vmove'
     nothing_is_left a

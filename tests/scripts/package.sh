@@ -36,6 +36,7 @@ build_packages() {
         profile=dev
         symbols=--strip
     fi
+    bridge_asks_for_this_vmove
     say "building programs (profile $profile)"
     (cd "$ROOT" && cargo build --quiet --profile "$profile" "${PACKAGED[@]}")
     make_pages "$(target_dir)/${VMOVE_PROFILE:-release}"
@@ -53,6 +54,14 @@ build_packages() {
     done
 }
 
+# The version in the dependency of vmove-bridge is that of the workspace.
+bridge_asks_for_this_vmove() {
+    local version manifest=sched-bridge/service/Cargo.toml
+    version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml")
+    grep -qF "\"vmove (>= $version)\"" "$ROOT/$manifest" ||
+        die "expected \"vmove (>= $version)\" in depends of $manifest, found $(grep '^depends' "$ROOT/$manifest"): write this version there"
+}
+
 PACKAGED=(-p vmove-daemon -p vmove-cli -p vmove-bridge -p vmove-adapter --bins)
 
 # make_pages FOLDER: man pages and completions, by the programs in the folder, below packages/ in it.
@@ -62,6 +71,9 @@ make_pages() {
     mkdir -p "$into"/{bash,zsh,fish}
     "$1/vmove" man "$into/man" >/dev/null
     gzip --best --no-name "$into"/man/*.1
+    # Those of the other package. The patterns of cargo-deb have no "but".
+    mkdir -p "$into/man-bridge"
+    mv "$into"/man/{vbridged,vmove-*-adapter}.1.gz "$into/man-bridge/"
     for command in vmove vfork; do
         "$1/$command" completions bash >"$into/bash/$command"
         "$1/$command" completions zsh >"$into/zsh/_$command"

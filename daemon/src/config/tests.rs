@@ -1,6 +1,7 @@
 //! Tests of the configuration.
 
-use vmove_skip::installed::{has_every_key, is_current};
+use clap::CommandFactory;
+use vmove_skip::installed::{completions_are_current, has_every_key, is_current, man_page_is_current};
 use vmove_skip::reference::settings_page;
 
 use super::*;
@@ -174,10 +175,13 @@ fn folders_of_stopped_vms_are_kept_for_a_day_or_as_long_as_told() {
 /// `VMOVE_WRITE_DOCS=1 cargo test -p vmove-daemon --lib the_checked_in` writes it. `vmove man` installs it with the others.
 #[test]
 fn the_checked_in_man_page_is_current() {
-    use clap::CommandFactory;
-    let mut page = Vec::new();
-    clap_mangen::Man::new(Flags::command().disable_help_subcommand(true)).render(&mut page).unwrap();
-    is_current("daemon/dist/vmoved.1", &page, "vmove-daemon");
+    man_page_is_current(Flags::command(), "daemon/dist", "vmove-daemon");
+}
+
+/// Written in the same way.
+#[test]
+fn the_checked_in_completions_are_current() {
+    completions_are_current(Flags::command(), "daemon/dist/completions", "vmove-daemon");
 }
 
 /// What is said of a file that cannot be used.

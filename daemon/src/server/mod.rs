@@ -35,7 +35,6 @@ use anyhow::Context;
 use clap::Parser;
 use metrics_exporter_prometheus::PrometheusHandle;
 use nix::sys::signal::{SigSet, Signal};
-use sd_notify::NotifyState;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::Instrument;
@@ -44,6 +43,7 @@ use crate::server::going_home::Visitors;
 use vmove_clone::engine::{EngineOptions, ForkEngine};
 use vmove_hooks::Hooks;
 use vmove_hooks::hooks::Settings;
+use vmove_http::systemd::{self, NotifyState};
 use vmove_migrate::domains::Carrier;
 use vmove_migrate::engine::{Engine, EngineConfig};
 use vmove_migrate::vmm::Qemu;
@@ -238,6 +238,8 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
             .with_context(|| format!("Could not make {}", dir.display()))?;
     }
     let (listener, control) = vmove_http::socket::listen(control)?;
+    let asked_at = app.config.control.clone();
+    tasks.spawn(async move { systemd::tell_watchdog(&asked_at).await });
     serve_until_told(&app, listener).await?;
     drop(control);
     tasks.shutdown().await;
@@ -496,13 +498,13 @@ async fn serve_until_told(app: &Arc<App>, listener: UnixListener) -> anyhow::Res
         vms = app.registry.count(),
         "vmoved is ready"
     );
-    notify(&[NotifyState::Ready, NotifyState::Status("Ready")]);
+    systemd::tell(&[NotifyState::Ready, NotifyState::Status("Ready")]);
     tokio::select! {
         _ = terminate.recv() => tracing::info!("SIGTERM: ending; QEMUs stay, migrations are taken up by the next vmoved"),
         _ = interrupt.recv() => tracing::info!("SIGINT: ending; QEMUs stay, migrations are taken up by the next vmoved"),
         ended = &mut server => anyhow::bail!("The control socket stopped serving: {ended:?}"),
     }
-    notify(&[NotifyState::Stopping]);
+    systemd::tell(&[NotifyState::Stopping]);
     // Nobody could find them again.
     let _ = tokio::time::timeout(LAST_REQUESTS, app.forks.end_prepared()).await;
     stop.cancel();
@@ -545,12 +547,6 @@ async fn detached<T: Send + 'static, E: IntoProblem + Send + 'static>(
         Err(error) => {
             Err(Problem::new(Code::Internal, format!("A task of vmoved failed ({error}): see its log")))
         }
-    }
-}
-
-fn notify(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!(%error, "systemd could not be told");
     }
 }
 

@@ -59,6 +59,7 @@ pub struct Node {
     dir: tempfile::TempDir,
     pub listen: SocketAddr,
     extra: Vec<String>,
+    environment: Vec<(String, String)>,
     child: Option<Child>,
 }
 
@@ -68,7 +69,16 @@ impl Node {
         Self::start_with(&["--insecure"])
     }
 
+    /// A node without TLS whose daemon has these environment variables.
+    pub fn start_with_environment(environment: &[(&str, &str)]) -> Self {
+        Self::begin(&["--insecure"], environment)
+    }
+
     pub fn start_with(extra: &[&str]) -> Self {
+        Self::begin(extra, &[])
+    }
+
+    fn begin(extra: &[&str], environment: &[(&str, &str)]) -> Self {
         let dir = tempfile::Builder::new().prefix("vmd").tempdir().unwrap();
         // QEMUs, of a user of their own, pass through it to their files.
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o711)).unwrap();
@@ -76,6 +86,10 @@ impl Node {
             dir,
             listen: vmove_skip::free_port(),
             extra: extra.iter().map(|s| (*s).to_owned()).collect(),
+            environment: environment
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect(),
             child: None,
         };
         node.run();
@@ -87,7 +101,7 @@ impl Node {
         command.env("PATH", vmove_skip::path_with_qemus());
         command.args(["--node", "tester", "--listen", &self.listen.to_string()]);
         command.arg("--control").arg(self.control()).arg("--state-dir").arg(self.state());
-        command.args(&self.extra).args(vmove_skip::user_of_qemus());
+        command.args(&self.extra).args(vmove_skip::user_of_qemus()).envs(self.environment.iter().cloned());
         command
     }
 

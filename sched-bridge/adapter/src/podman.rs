@@ -209,3 +209,17 @@ impl Podman<'_> {
         Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use vmove_skip::installed::man_page_is_current;
+
+    use super::*;
+
+    /// `VMOVE_WRITE_DOCS=1 cargo test -p vmove-adapter --lib the_checked_in` writes it. `vmove man` installs it with the others.
+    #[test]
+    fn the_checked_in_man_page_is_current() {
+        man_page_is_current(Arguments::command(), "sched-bridge/adapter/dist", "vmove-adapter");
+    }
+}

@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 use vmove_grant::SecretKey;
 use vmove_http::listener::Bounds;
 use vmove_http::socket;
+use vmove_http::systemd::{self, NotifyState};
 
 use crate::access::Access;
 use crate::api::{App, router};
@@ -92,7 +93,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let remote = router(Arc::new(App { access, ..app }));
         tokio::spawn(vmove_http::listener::serve(tcp, tls, remote, Bounds::default()));
     }
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    systemd::tell(&[NotifyState::Ready]);
+    tokio::spawn(async move { systemd::tell_watchdog(&control_path).await });
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     // Who starts us may block them, and we inherit that: SIGTERM would wait for ever.
     SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]).thread_unblock()?;

@@ -2,7 +2,7 @@
 //!
 //! Each environment is one job, named `CLUSTER.NAME`, on the nodes where it was placed. The artifact of a `bare-metal` environment is a
 //! command line, which has its nodes to itself (`--exclusive`); that of a `container` is an image and a command line, run by the
-//! command in `VMOVE_CONTAINER_RUN` (default `apptainer exec`).
+//! command of `--container`.
 //!
 //! An environment that was not placed but is connected with VMs is kept off nodes that are farther from them than necessary, if there
 //! is room on closer ones. That is a preference: if the job still waits when its status is requested, it may run anywhere from then
@@ -12,17 +12,28 @@ mod proximity;
 
 use std::process::ExitCode;
 
+use clap::Parser;
 use vmove_adapter::serve;
 use vmove_bridge_types::adapter::{Action, Environment, Request, State, Status};
 
 use crate::slurm::{Slurm, SlurmError};
 
+/// Runs containers and bare-metal environments as jobs of Slurm: an adapter, which reads one JSON object from standard input and writes one
+/// to standard output.
+#[derive(Debug, Parser)]
+#[command(name = "vmove-slurm-adapter", version)]
+struct Arguments {
+    /// Runs a container: this command, the image and the command line of the artifact, in one word
+    #[arg(long, value_name = "COMMAND", env = "VMOVE_CONTAINER_RUN", default_value = "apptainer exec")]
+    container: String,
+}
+
 /// Runs the adapter on standard input and output.
 #[must_use]
 pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
     serve::run("vmove-slurm-adapter", async |request: &Request| {
-        let container = std::env::var("VMOVE_CONTAINER_RUN").unwrap_or_else(|_| "apptainer exec".to_owned());
-        Ok::<_, SlurmError>(answer(&Slurm::default(), request, &container).await)
+        Ok::<_, SlurmError>(answer(&Slurm::default(), request, &arguments.container).await)
     })
 }
 
@@ -132,11 +143,19 @@ async fn stop(slurm: &Slurm, name: &str) -> Result<Status, SlurmError> {
 mod tests {
     use std::time::Duration;
 
+    use clap::CommandFactory;
     use test_servers::SlurmCluster;
     use vmove_bridge_types::adapter::VERSION;
+    use vmove_skip::installed::man_page_is_current;
     use vmove_skip::need;
 
     use super::*;
+
+    /// `VMOVE_WRITE_DOCS=1 cargo test -p vmove-bridge --lib the_checked_in` writes it. `vmove man` installs it with the others.
+    #[test]
+    fn the_checked_in_man_page_is_current() {
+        man_page_is_current(Arguments::command(), "sched-bridge/service/dist", "vmove-bridge");
+    }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn an_environment_runs_as_a_job_where_it_was_placed() {

@@ -37,6 +37,7 @@ use crate::request::RequestError;
 
 /// Kind of an environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema))]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Kind {
@@ -50,6 +51,7 @@ pub enum Kind {
 
 /// Kind of a network between environments.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum NetworkMode {
@@ -63,13 +65,14 @@ pub enum NetworkMode {
 
 /// An execution environment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Environment {
     /// Its name in the blueprint.
     pub name: String,
     /// Its kind.
     pub kind: Kind,
-    /// Number of instances.
+    /// Number of instances; 1, if it is not given.
     #[serde(default = "one")]
     pub count: u32,
     /// What each instance needs, as an extended instance type; required for VMs.
@@ -80,6 +83,7 @@ pub struct Environment {
     pub adapter: Option<String>,
     /// Only for containers: the host on which its adapter runs it, where it is put on the private network of its group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schema(value_type = Option<String>))]
     pub node: Option<NodeName>,
     /// Artifacts that it needs, by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -100,6 +104,7 @@ impl Environment {
 
 /// An image, a package, a data set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Artifact {
     /// Its name in the blueprint.
@@ -110,19 +115,21 @@ pub struct Artifact {
 
 /// Two environments that talk to each other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Connection {
     /// One environment.
     pub from: String,
     /// The other.
     pub to: String,
-    /// Kind of network.
+    /// Kind of network; `private`, if it is not given.
     #[serde(default)]
     pub network: NetworkMode,
 }
 
 /// A blueprint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Blueprint {
     /// Its name.
@@ -186,4 +193,30 @@ pub enum BlueprintError {
         #[source]
         source: RequestError,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use vmove_skip::installed::is_current;
+    use vmove_skip::reference::{keys_page, type_named};
+
+    use super::*;
+
+    /// `VMOVE_WRITE_DOCS=1 cargo test -p vmove-sched --lib the_checked_in` writes it.
+    #[test]
+    fn the_checked_in_page_of_keys_is_current() {
+        let types = [
+            type_named::<Blueprint>(),
+            type_named::<Environment>(),
+            type_named::<Kind>(),
+            type_named::<Artifact>(),
+            type_named::<Connection>(),
+            type_named::<NetworkMode>(),
+        ];
+        let about = "A file for `vmove blueprint`, in YAML or XML: [Blueprints](../sched-bridge.md#blueprints), [an example](../../examples/blueprint/app.yaml). \
+            The file is a [Blueprint](#blueprint). In XML, keys are attributes of `<environment>`, `<artifact>` and `<connection>`; `<request>`, `<artifact>` and \
+            `<argument>` (a word of `command`) are elements of an environment.";
+        let page = keys_page("Keys of blueprints", about, &types);
+        is_current("docs/reference/blueprints.md", page.as_bytes(), "vmove-sched");
+    }
 }

@@ -237,6 +237,7 @@ impl Domain {
 
 /// Importance of compactness (the modes of Kueue's topology-aware scheduling).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Mode {

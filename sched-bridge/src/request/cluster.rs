@@ -25,56 +25,91 @@ use crate::model::{ClusterName, NodeName, SwitchName};
 use crate::place::{AntiAffinity, ClusterRequest, Compactness, Domain, Mode, Near, NearTo, VmGroup};
 use crate::unreadable::Unreadable;
 
+/// A virtual cluster: all its VMs get their places at once, or none does.
 #[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema), schema(as = Cluster))]
 #[serde(deny_unknown_fields)]
 struct ClusterFile {
+    /// Its name; that of its VMs begins with it.
+    #[cfg_attr(test, schema(value_type = String))]
     name: ClusterName,
+    /// How close together it must be; as close as possible, if it is not given.
     #[serde(default)]
     compactness: CompactnessTable,
+    /// A limit on VMs in one place.
     anti_affinity: Option<AntiAffinityTable>,
+    /// What it should be close to, such as its data.
     near: Option<NearTable>,
+    /// Only these nodes; all, if none is named.
+    #[cfg_attr(test, schema(value_type = Vec<String>))]
     #[serde(default)]
     only_nodes: BTreeSet<NodeName>,
+    /// None of these nodes.
+    #[cfg_attr(test, schema(value_type = Vec<String>))]
     #[serde(default)]
     not_nodes: BTreeSet<NodeName>,
+    /// Groups of VMs that are alike.
     vms: Vec<VmsTable>,
 }
 
+/// How close together a cluster must be.
 #[derive(Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema), schema(as = Compactness))]
 #[serde(deny_unknown_fields)]
 struct CompactnessTable {
+    /// How much that matters; `preferred`, if it is not given.
     #[serde(default)]
     mode: Mode,
+    /// With `required`: all VMs are on one `node`, or below one `leaf`, `spine` or `core` switch, or below one of this height (a number from 1).
     level: Option<String>,
+    /// Most hops between any two VMs.
     max_hops: Option<u32>,
+    /// Most leaf switches in use (`--switches` of Slurm).
     max_leaf_switches: Option<u32>,
 }
 
+/// A limit on the VMs of a cluster in one place, so that what fails there takes few along.
 #[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema), schema(as = AntiAffinity))]
 #[serde(deny_unknown_fields)]
 struct AntiAffinityTable {
+    /// What counts as one place: `node`, `leaf`, `spine`, `core`, or the height of a switch (a number from 1).
     level: String,
+    /// Most VMs in one such place; 1, if it is not given.
     #[serde(default = "one")]
     at_most: u32,
 }
 
+/// What a cluster should be close to: exactly one of `node` and `switch`.
 #[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema), schema(as = Near))]
 #[serde(deny_unknown_fields)]
 struct NearTable {
+    /// This node.
+    #[cfg_attr(test, schema(value_type = Option<String>))]
     node: Option<NodeName>,
+    /// What is below this switch.
+    #[cfg_attr(test, schema(value_type = Option<String>))]
     switch: Option<SwitchName>,
+    /// Most hops between it and any VM; as near as possible, if it is not given.
     max_hops: Option<u32>,
 }
 
+/// VMs that are alike.
 #[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema), schema(as = Vms))]
 #[serde(deny_unknown_fields)]
 struct VmsTable {
+    /// Name of the group; `vm`, if it is not given. Its VMs are called CLUSTER-NAME-0, CLUSTER-NAME-1 and so on.
     #[serde(default = "vm")]
     name: String,
+    /// How many; 1, if it is not given.
     #[serde(default = "one")]
     count: u32,
+    /// What each needs, as an instance type: `vcpus=4; memory_mb=8192; gpus=1`.
     #[serde(default)]
     request: Option<String>,
+    /// The same in the words of OpenStack's flavors (`hw:cpu_cores` and others); both together must hold.
     #[serde(default)]
     extra_specs: BTreeMap<String, String>,
 }
@@ -211,5 +246,30 @@ fn domain(place: &str, word: &str) -> Result<Domain, RequestError> {
                 "node, leaf, spine, core or a height from 1",
             )
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vmove_skip::installed::is_current;
+    use vmove_skip::reference::{keys_page, type_named};
+
+    use super::*;
+
+    /// `VMOVE_WRITE_DOCS=1 cargo test -p vmove-sched --lib the_checked_in` writes it.
+    #[test]
+    fn the_checked_in_page_of_keys_is_current() {
+        let types = [
+            type_named::<ClusterFile>(),
+            type_named::<VmsTable>(),
+            type_named::<CompactnessTable>(),
+            type_named::<Mode>(),
+            type_named::<AntiAffinityTable>(),
+            type_named::<NearTable>(),
+        ];
+        let about = "A file for `vmove place` and `vmove cluster start`, in YAML (`.yaml`, `.yml`) or TOML: [Place and lease](../sched-bridge.md#place-and-lease), \
+            [examples](../../examples/cluster). The file is a [Cluster](#cluster).";
+        let page = keys_page("Keys of virtual clusters", about, &types);
+        is_current("docs/reference/cluster-files.md", page.as_bytes(), "vmove-sched");
     }
 }

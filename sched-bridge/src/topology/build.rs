@@ -9,15 +9,19 @@ use crate::ids::NodeName;
 
 /// One switch as a source describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema), schema(as = Switch))]
 #[serde(deny_unknown_fields)]
 pub struct SwitchSpec {
     /// Its name.
+    #[cfg_attr(test, schema(value_type = String))]
     pub name: SwitchName,
     /// Switches below it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(test, schema(value_type = Vec<String>))]
     pub switches: Vec<SwitchName>,
     /// Nodes connected to it directly.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(test, schema(value_type = Vec<String>))]
     pub nodes: Vec<NodeName>,
     /// Speed of its links, in the words of the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -34,10 +38,13 @@ impl SwitchSpec {
 
 /// A topology in JSON, YAML or TOML of our own.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema), schema(as = Topology))]
 #[serde(deny_unknown_fields)]
 pub(super) struct TopologyFile {
+    /// How the network is described when it is exported; `tree`, if it is not given.
     #[serde(default)]
     pub style: Style,
+    /// All switches.
     #[serde(default)]
     pub switches: Vec<SwitchSpec>,
 }
@@ -200,4 +207,22 @@ impl Builder {
 
 fn id(at: usize) -> SwitchId {
     SwitchId(u32::try_from(at).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use vmove_skip::installed::is_current;
+    use vmove_skip::reference::{keys_page, type_named};
+
+    use super::*;
+
+    /// `VMOVE_WRITE_DOCS=1 cargo test -p vmove-sched --lib the_checked_in` writes it.
+    #[test]
+    fn the_checked_in_page_of_keys_is_current() {
+        let types = [type_named::<TopologyFile>(), type_named::<SwitchSpec>(), type_named::<Style>()];
+        let about = "A file for `vmove topology --import` and for `topology` in `[fork]`, in TOML, YAML or JSON: [Inventory and topology](../sched-bridge.md#inventory-and-topology). \
+            The file is a [Topology](#topology). Slurm's `topology.conf` and `topology.yaml`, the output of `ibnetdiscover` and labels of nodes are read as well, in their own formats.";
+        let page = keys_page("Keys of topologies", about, &types);
+        is_current("docs/reference/topologies.md", page.as_bytes(), "vmove-sched");
+    }
 }

@@ -3,6 +3,9 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
+use clap::Command;
+use clap_complete::{Generator, Shell};
+
 /// An example of a configuration (TOML) with all that is commented out in it: keys and headers of tables, but no sentences.
 #[must_use]
 pub fn uncommented(example: &str) -> String {
@@ -32,6 +35,30 @@ pub fn is_current(path: &str, made: &[u8], package: &str) {
         "{} is out of date: run {WRITE}=1 cargo test -p {package} --lib the_checked_in",
         path.display()
     );
+}
+
+/// Checks the man page of a program, which is in `folder`: `vmove man` installs it with the others.
+///
+/// # Panics
+/// As [`is_current`].
+pub fn man_page_is_current(command: Command, folder: &str, package: &str) {
+    let mut page = Vec::new();
+    let path = format!("{folder}/{}.1", command.get_name());
+    clap_mangen::Man::new(command.disable_help_subcommand(true)).render(&mut page).expect("into memory");
+    is_current(&path, &page, package);
+}
+
+/// Checks the completions of a program for bash, zsh and fish, which are in `folder`.
+///
+/// # Panics
+/// As [`is_current`].
+pub fn completions_are_current(mut command: Command, folder: &str, package: &str) {
+    let name = command.get_name().to_owned();
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut command, &name, &mut script);
+        is_current(&format!("{folder}/{}", shell.file_name(&name)), &script, package);
+    }
 }
 
 /// The folder of this repository.

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use serde_json::Value;
+use utoipa::ToSchema;
 
 /// What a program says of one of its metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,6 +156,42 @@ pub fn rest_page(program: &str, file: &str, description: &str) -> String {
     page += "\n## Types\n";
     for (name, schema) in api["components"]["schemas"].as_object().expect("schemas") {
         write!(page, "\n### {name}\n").expect("a string grows");
+        page += &schema_text(schema);
+    }
+    page
+}
+
+/// A type by its name, as it is read from a file.
+///
+/// # Panics
+/// It has no description in JSON.
+#[must_use]
+pub fn type_named<T: ToSchema>() -> (String, Value) {
+    let mut schema = serde_json::to_value(T::schema()).expect("JSON");
+    for field in schema["properties"].as_object_mut().into_iter().flatten().map(|(_, field)| field) {
+        // Of one that may be missing, the explanation is with what it is otherwise.
+        let below =
+            field["oneOf"].as_array().and_then(|parts| parts.iter().find_map(|part| part.get("description")));
+        if let Some(about) = below.cloned() {
+            field["description"] = about;
+        }
+    }
+    (T::name().into_owned(), schema)
+}
+
+/// The page of the keys of a file, made from the types that it is read into.
+///
+/// # Panics
+/// A key is not explained.
+#[must_use]
+pub fn keys_page(title: &str, about: &str, types: &[(String, Value)]) -> String {
+    let mut page = format!("# {title}\n\nMade from the types in the program. {about}\n");
+    for (name, schema) in types {
+        let fields = schema["properties"].as_object().into_iter().flatten();
+        for (key, field) in fields {
+            assert!(field["description"].is_string(), "{name}: the key {key} is not explained");
+        }
+        write!(page, "\n## {name}\n").expect("a string grows");
         page += &schema_text(schema);
     }
     page

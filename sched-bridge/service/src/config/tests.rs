@@ -1,6 +1,7 @@
 //! Tests of the configuration.
 
-use vmove_skip::installed::{has_every_key, is_current};
+use clap::CommandFactory;
+use vmove_skip::installed::{completions_are_current, has_every_key, is_current, man_page_is_current};
 use vmove_skip::reference::settings_page;
 
 use super::*;
@@ -138,10 +139,13 @@ fn the_checked_in_page_of_settings_is_current() {
 /// `VMOVE_WRITE_DOCS=1 cargo test -p vmove-bridge --lib the_checked_in` writes it. `vmove man` installs it with the others.
 #[test]
 fn the_checked_in_man_page_is_current() {
-    use clap::CommandFactory;
-    let mut page = Vec::new();
-    clap_mangen::Man::new(Arguments::command()).render(&mut page).unwrap();
-    is_current("sched-bridge/service/dist/vbridged.1", &page, "vmove-bridge");
+    man_page_is_current(Arguments::command(), "sched-bridge/service/dist", "vmove-bridge");
+}
+
+/// Written in the same way.
+#[test]
+fn the_checked_in_completions_are_current() {
+    completions_are_current(Arguments::command(), "sched-bridge/service/dist/completions", "vmove-bridge");
 }
 
 #[test]
