@@ -62,16 +62,8 @@ mod tests {
             let text = std::fs::read_to_string(&page).unwrap();
             assert!(text.contains("vmove"), "{}", page.display());
         }
-        for name in [
-            "vmoved.1",
-            "vbridged.1",
-            "vmove-slurm-adapter.1",
-            "vmove-network-adapter.1",
-            "vfork.1",
-            "vfork-create.1",
-            "vfork-simulate.1",
-            "vfork-template-save.1",
-        ] {
+        let of_vfork = ["vfork.1", "vfork-create.1", "vfork-simulate.1", "vfork-template-save.1"];
+        for name in OTHER_PAGES.map(|(name, _)| name).into_iter().chain(of_vfork) {
             assert!(dir.path().join(name).exists(), "{name}");
         }
     }

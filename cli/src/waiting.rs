@@ -120,13 +120,13 @@ fn line_of(what: &str, begun: Instant) -> String {
     format!("waiting: {what} ({})", time(seconds))
 }
 
-/// What is waited for now, where that changes; nothing said yet: what all of it is for.
+/// The step that is waited for now. None yet: what the whole is waited for.
 #[derive(Debug, Default)]
 pub struct Step(RefCell<Option<String>>);
 
 impl Step {
-    /// From now on it is this.
-    pub fn is(&self, what: impl Into<String>) {
+    /// The next step begins.
+    pub fn set(&self, what: impl Into<String>) {
         *self.0.borrow_mut() = Some(what.into());
     }
 }

@@ -355,20 +355,24 @@ impl Engine {
             );
             return Err((Status::Busy, why));
         }
-        let sessions = self.lock();
-        if !self.recovered.load(Ordering::Acquire) && !sessions.contains_key(&hello.session) {
+        // Not under the lock: below, journals are read from the disk.
+        let found = self.lock().get(&hello.session).map(|handle| {
+            let is_its = handle.token == hello.token;
+            (handle.role, is_its, handle.is_running())
+        });
+        if !self.recovered.load(Ordering::Acquire) && found.is_none() {
             return Err((Status::Busy, format!("{} is being started; try again", self.node.config.node)));
         }
-        match sessions.get(&hello.session) {
-            Some(handle) if handle.role == Role::Source && handle.token == hello.token => {
+        match found {
+            Some((Role::Source, true, _)) => {
                 let node = &self.node.config.node;
                 Err((
                     Status::UnknownSession,
                     format!("{node} is the node that the guest is on: choose another"),
                 ))
             }
-            Some(handle) if handle.role != Role::Destination || handle.token != hello.token => unknown(),
-            Some(handle) if handle.is_running() || self.ended(hello).is_some() => Ok(()),
+            Some((role, is_its, _)) if role != Role::Destination || !is_its => unknown(),
+            Some((_, _, is_running)) if is_running || self.ended(hello).is_some() => Ok(()),
             Some(_) => {
                 let why = format!(
                     "session {} stopped with an error at {}; `vmove recover` there takes it up",

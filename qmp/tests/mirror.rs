@@ -26,12 +26,14 @@ fn ran(program: &str, arguments: &[&str]) -> bool {
     }
 }
 
-/// A qcow2 image and an empty raw one, of 8 GiB. The first has data far behind, so that QEMU reads another table when it looks there.
+/// A qcow2 image and a raw one, of 8 GiB. The first has data far behind, so that QEMU reads another table when it looks there. The second has some,
+/// too: QEMU from 10.1 on would not zero an empty one, and there would be no time for a write.
 fn images(folder: &Path) -> bool {
     let [source, target] = ["source.qcow2", "target.raw"].map(|name| folder.join(name).display().to_string());
     ran("qemu-img", &["create", "-q", "-f", "qcow2", &source, "8G"])
         && ran("qemu-io", &["-f", "qcow2", "-c", "write -P 3 4G 64k", &source])
         && ran("qemu-img", &["create", "-q", "-f", "raw", &target, "8G"])
+        && ran("qemu-io", &["-f", "raw", "-c", "write -P 5 0 64k", &target])
 }
 
 fn drive(folder: &Path) -> String {
@@ -85,6 +87,9 @@ async fn loses_a_write(bench: &mut Bench) -> (QemuVersion, bool) {
     // QEMU has looked at that block by the time when it reads the table of the next ones.
     io(&client, "break l2_load B").await;
     tokio::time::sleep(5 * SHORT).await;
+    // It is still at its begin: otherwise this write would tell nothing.
+    let jobs = run(&client, "query-block-jobs", Value::Null).await;
+    assert_eq!((&jobs[0]["ready"], &jobs[0]["len"]), (&json!(false), &json!(0)), "{jobs}");
     io(&client, "resume A").await;
     tokio::time::sleep(SHORT).await;
     io(&client, "resume B").await;
@@ -108,6 +113,12 @@ async fn qemus_that_lose_a_write_while_a_mirror_begins_are_known() {
         }
         let (version, loses) = loses_a_write(&mut bench).await;
         eprintln!("QEMU {version} loses a write: {loses}");
+        // Otherwise a test that has come to show nothing would pass.
+        let is_known = (version.major, version.minor, version.micro) == (10, 0, 2);
+        assert!(
+            loses || !is_known,
+            "QEMU {version} is known to lose this write: the test does not make it any more"
+        );
         assert!(
             !loses || loses_writes(&version),
             "QEMU {version} loses a write, and no guest is stopped for it"

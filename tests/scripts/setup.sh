@@ -62,7 +62,9 @@ setup_everything() {
     setup_part ssh "$CACHE/ssh/usr/sbin/sshd" setup_ssh
     setup_part prometheus "$CACHE/prometheus/usr/bin/promtool" setup_prometheus
     # The last one, since it reads the lists of another suite.
-    setup_part testing "$QEMU_TESTING" setup_testing
+    # A cache that was moved has programs that look for their loader where it was.
+    "$QEMU_TESTING" --version >/dev/null 2>&1 || rm -rf "$CACHE"/{qemu,libvirt}-testing
+    [ -n "$(find "$CACHE/no-testing" -mtime -1 2>/dev/null)" ] || setup_part testing "$QEMU_TESTING" setup_testing
 }
 
 # What it takes to start guests.
@@ -82,7 +84,8 @@ setup_part() {
         # One stamp was for all but the peers.
         [ "$name" != peers ] && [ -e "$CACHE/setup-$version" ] && return 0
     fi
-    private_apt
+    # This part reads lists of its own, and the others may do without it.
+    [ "$name" = testing ] || private_apt
     "$@"
     rm -f "$CACHE/$name"-[0-9]
     touch "$CACHE/$name-$version"
@@ -301,9 +304,10 @@ setup_testing() {
     if ! (private_apt testing && HOST_PACKAGES=$own &&
         fetch_closure "$CACHE/apt/debs/qemu-testing" "${QEMU_PACKAGES[@]/%//testing}" &&
         fetch_closure "$CACHE/apt/debs/libvirt-testing" libvirt-{daemon,clients,daemon-driver-qemu}/testing); then
-        warn "QEMU and libvirt of Debian testing could not be fetched; tests with them will be skipped"
+        without_testing "could not be fetched"
         return 0
     fi
+    APT_READ='read testing'
     unpack_newest_libvirt
     unpack_newest_qemu
 }
@@ -316,7 +320,16 @@ unpack_newest_qemu() {
     mv "$home.new" "$home"
     program=$home/usr/bin/qemu-system-x86_64
     "$CACHE/tools/usr/bin/patchelf" --set-interpreter "$home/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2" "$program"
-    check_qemu "$program"
+    (check_qemu "$program") || without_testing "do not start here"
+}
+
+# without_testing WHY. It is not tried again for a day.
+without_testing() {
+    warn "QEMU and libvirt of Debian testing $1; tests with them will be skipped"
+    rm -rf "$CACHE"/{qemu,libvirt}-testing
+    # with_cache_locked removes what was fetched.
+    APT_READ='read testing'
+    touch "$CACHE/no-testing"
 }
 
 # It is put over /usr in a namespace, C library and all. The QEMU that it depends on is that of unpack_newest_qemu.

@@ -14,11 +14,11 @@ pub struct Pki {
 
 /// Whether a certificate is in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Holds {
+pub enum Validity {
     /// It is.
     Now,
     /// It was, from 2020 to 2021.
-    NoMore,
+    Expired,
 }
 
 impl fmt::Debug for Pki {
@@ -41,7 +41,7 @@ impl Pki {
         authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         std::fs::write(folder.path().join("ca.pem"), authority.self_signed(&key)?.pem())?;
         let own = Self { folder, issuer: rcgen::Issuer::new(authority, key) };
-        own.sign_nodes(addresses, Holds::Now)?;
+        own.sign_nodes(addresses, Validity::Now)?;
         Ok(own)
     }
 
@@ -53,7 +53,7 @@ impl Pki {
         let folder = self.folder.path().join(name);
         std::fs::create_dir(&folder)?;
         std::fs::copy(self.path("ca.pem"), folder.join("ca.pem"))?;
-        self.sign_client(name, Holds::Now)?;
+        self.sign_client(name, Validity::Now)?;
         Ok(folder)
     }
 
@@ -61,26 +61,26 @@ impl Pki {
     ///
     /// # Errors
     /// When the files cannot be written.
-    pub fn sign_client(&self, name: &str, holds: Holds) -> Result<()> {
+    pub fn sign_client(&self, name: &str, validity: Validity) -> Result<()> {
         let mut params = rcgen::CertificateParams::new(Vec::new())?;
         params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
         params.distinguished_name = named(name);
-        self.sign(params, holds, &format!("{name}/client"))
+        self.sign(params, validity, &format!("{name}/client"))
     }
 
     /// Puts another certificate in the place of that of the nodes, which read it when they are told to.
     ///
     /// # Errors
     /// When the files cannot be written.
-    pub fn sign_nodes(&self, addresses: &[IpAddr], holds: Holds) -> Result<()> {
+    pub fn sign_nodes(&self, addresses: &[IpAddr], validity: Validity) -> Result<()> {
         let names: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
         let mut params = rcgen::CertificateParams::new(names)?;
         params.distinguished_name = named("node");
-        self.sign(params, holds, "node")
+        self.sign(params, validity, "node")
     }
 
-    fn sign(&self, mut params: rcgen::CertificateParams, holds: Holds, file: &str) -> Result<()> {
-        if holds == Holds::NoMore {
+    fn sign(&self, mut params: rcgen::CertificateParams, validity: Validity, file: &str) -> Result<()> {
+        if validity == Validity::Expired {
             params.not_before = rcgen::date_time_ymd(2020, 1, 1);
             params.not_after = rcgen::date_time_ymd(2021, 1, 1);
         }

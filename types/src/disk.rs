@@ -117,7 +117,7 @@ pub struct DiskReport {
     /// From the begin of the copy until it was in step for the first time, in milliseconds.
     pub copy_ms: f64,
     /// How long the guest stood still when its disks began to be copied, in milliseconds: all disks of a guest begin together. 0 with QEMUs before
-    /// 8.0, and if it was paused.
+    /// 8.0 and from 11.1 on, and if it was paused.
     pub begin_pause_ms: f64,
     /// Where the source's image is now; `None` if it was deleted.
     pub left_at: Option<String>,

@@ -72,7 +72,8 @@ pub struct DiskMove {
     pub began_at: String,
     /// How far the copy is.
     pub progress: DiskProgress,
-    /// How long the guest stood still when the copy began, in milliseconds. 0 with QEMUs before 8.0, and if it was paused.
+    /// How long the guest stood still when the copy began, in milliseconds. 0 with QEMUs before 8.0 and from 11.1 on,
+    /// and if it was paused.
     pub begin_pause_ms: f64,
     /// From its begin until the copy was in step, in milliseconds.
     pub copy_ms: Option<f64>,

@@ -30,7 +30,7 @@ pub struct Disks {
   vmove move-disk web vda --cancel
 
 QEMU copies the disk into a new image of its size and format, while the guest works on the old one, and gives it to the guest once it
-lacks nothing. With QEMU 8.0 and newer the guest stands still for some milliseconds when the copy begins. What it asks of this disk during
+lacks nothing. With QEMU 8.0 to 11.0 the guest stands still for some milliseconds when the copy begins. What it asks of this disk during
 the switch waits for some milliseconds. Images below a qcow2 image become part of the new one. Until the switch the guest has its old disk,
 whatever fails. vmoved may be restarted meanwhile.
 

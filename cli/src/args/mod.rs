@@ -96,24 +96,28 @@ impl Global {
     /// A client of the daemon that is meant.
     pub(crate) fn client(&self) -> Result<Client, Failure> {
         let at = self.elsewhere.at.as_ref();
-        at.map_or_else(|| Ok(Client::connect(&self.control)), |at| self.elsewhere.client_at(at, None))
+        at.map_or_else(|| Ok(Client::connect(&self.control)), |at| self.elsewhere.client_at(at))
     }
 
     /// A client of the node that is named by its control socket, or by `HOST:PORT`.
     pub(crate) fn client_of(&self, node: &str) -> Result<Client, Failure> {
-        if node.contains('/') { Ok(Client::connect(node)) } else { self.elsewhere.client_at(node, None) }
+        if node.contains('/') { Ok(Client::connect(node)) } else { self.elsewhere.client_at(node) }
     }
 }
 
 impl Elsewhere {
-    /// A client of the node whose peer port this is, and whose certificate has this name if not the host of that.
-    pub(crate) fn client_at(&self, at: &str, name: Option<&str>) -> Result<Client, Failure> {
-        let files = self.tls_files(&format!("--at {at}"))?;
+    fn client_at(&self, at: &str) -> Result<Client, Failure> {
+        self.client_for(&format!("--at {at}"), at, None)
+    }
+
+    /// A client of the node at this peer port, which `what` on the command line needs. `name`: that of its certificate, if it is not the host of `at`.
+    pub(crate) fn client_for(&self, what: &str, at: &str, name: Option<&str>) -> Result<Client, Failure> {
+        let files = self.tls_files(what)?;
         let client = match name {
             Some(name) => Client::connect_tls_as(at, name, &files),
             None => Client::connect_tls(at, &files),
         };
-        client.map_err(|error| Failure::bad_request(format!("--at {at}: {error}")))
+        client.map_err(|error| Failure::bad_request(format!("{what}: {error}")))
     }
 
     /// The files of TLS, which something on the command line needs.

@@ -18,7 +18,7 @@ pub struct WatchArgs {
     /// [default: the node of --control or --at]
     #[arg(value_name = "NODE")]
     pub nodes: Vec<String>,
-    /// The node of --control or --at, and all that its configuration names ([nodes]), each at its peer port, which needs --tls-cert, --tls-key and
+    /// The node of --control or --at, and all that its configuration names (`[nodes]`), each at its peer port, which needs --tls-cert, --tls-key and
     /// --tls-ca
     #[arg(long, conflicts_with = "nodes")]
     pub all: bool,

@@ -117,7 +117,7 @@ impl<C: Asks> Asked<C> {
         match tls {
             Some(TlsRefusal::OwnExpired) => {
                 OWN_EXPIRED.clone_into(&mut failure.code);
-                if let Some(which) = self.certificate.as_deref().and_then(holds) {
+                if let Some(which) = self.certificate.as_deref().and_then(validity) {
                     failure.message = format!("{}. {which}", failure.message);
                 }
             }
@@ -129,13 +129,17 @@ impl<C: Asks> Asked<C> {
     }
 }
 
-/// Which certificate that is, how long it holds, and what to do.
-fn holds(file: &Path) -> Option<String> {
+/// Which certificate that is, when it is valid, and what to do.
+fn validity(file: &Path) -> Option<String> {
     let der = CertificateDer::from_pem_file(file).ok()?;
     let (_, own) = X509Certificate::from_der(&der).ok()?;
     let times = own.validity();
+    // A new one is there already, and is shown next.
+    if times.is_valid() {
+        return None;
+    }
     Some(format!(
-        "It was shown {} ({}), which holds from {} to {}: put a new one in its place, it is read by itself",
+        "The certificate is {} ({}), valid from {} to {}. A new one in its place is read by itself",
         file.display(),
         own.subject(),
         times.not_before,

@@ -50,7 +50,7 @@ async fn all_have_ended(client: &Client, args: &Join, step: &Step) -> Result<For
             let text = format!("{left} {of} {:?} {have} not ended, or cannot be asked", args.vm);
             return Err(Problem::new(Code::Busy, text).into());
         }
-        step.is(still_alive(&alive, &args.vm));
+        step.set(still_alive(&alive, &args.vm));
         let away = alive.iter().any(|child| child.status == "elsewhere");
         tokio::time::sleep(if away { OTHER_NODES_INTERVAL } else { PROGRESS_INTERVAL }).await;
     }

@@ -103,7 +103,9 @@ impl Bar {
         if let Some(warning) = progress.warning.as_ref().filter(|_| !self.warned.replace(true)) {
             self.note(&format!("vmove: {}: {warning}", progress.vm));
         }
-        if self.lines.as_ref().is_some_and(|lines| lines.are_due(progress.phase, Instant::now())) {
+        // Of one of several that has ended, the end of all tells.
+        let at_work = !progress.outcome.is_end();
+        if at_work && self.lines.as_ref().is_some_and(|lines| lines.are_due(progress.phase, Instant::now())) {
             crate::output::note(&format!("{}: {}", progress.vm, parts.join(", ")));
         }
         if let Some(bar) = &self.bar {

@@ -63,7 +63,7 @@ fn is_trace(entry: &DirEntry) -> bool {
     let Ok(kind) = entry.file_type() else { return false };
     let name = entry.file_name();
     let name = name.to_string_lossy();
-    let is_log = || name.ends_with(".log") || name.ends_with(".log.1") || name.ends_with(".pid");
+    let is_log = || [".log", ".log.1", ".log.part", ".pid"].iter().any(|end| name.ends_with(end));
     kind.is_socket() || kind.is_fifo() || (kind.is_file() && is_log())
 }
 
@@ -74,7 +74,9 @@ fn remove(folder: &Path, keep: Duration) -> std::io::Result<bool> {
     if works_in(folder) {
         return Ok(false);
     }
-    for path in traces {
+    let log = log_in(folder);
+    // By its log it is known as a VM's: that goes last.
+    for path in traces.iter().filter(|path| **path != log).chain([&log]) {
         fs::remove_file(path)?;
     }
     // Not with whatever is new in it.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::record::VmRecord;
 use vmove_qmp::QemuProcess;
@@ -34,7 +34,18 @@ impl Registry {
 
     /// Watches every VM, also those that migrations bring. Never returns.
     pub async fn supervise(self: Arc<Self>) {
-        let mut looked_for_past: Option<Instant> = None;
+        tokio::join!(self.watch_all(), self.clear_past());
+    }
+
+    /// There may be many of their folders: nothing waits for this.
+    async fn clear_past(self: &Arc<Self>) {
+        loop {
+            self.remove_past().await;
+            tokio::time::sleep(past::LOOK.min(self.keep_stopped).max(LOOK_AGAIN)).await;
+        }
+    }
+
+    async fn watch_all(self: &Arc<Self>) {
         loop {
             let records = self.vms.list();
             // Adopted ones have no log of ours.
@@ -54,10 +65,6 @@ impl Registry {
                 self.watch(record);
             }
             self.give_back_ownerless().await;
-            if looked_for_past.is_none_or(|at| at.elapsed() >= past::LOOK.min(self.keep_stopped)) {
-                self.remove_past().await;
-                looked_for_past = Some(Instant::now());
-            }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     }

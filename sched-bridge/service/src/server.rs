@@ -30,6 +30,8 @@ use crate::store::measured::Measured;
 
 /// Between two removals of old samples from the histograms, without which they would grow.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+/// How long the first look at the store may hold up the begin.
+const FIRST_READ: Duration = Duration::from_secs(2);
 
 /// It ends with this if its settings cannot be used, as `vmoved` does: systemd does not start it again then.
 const BAD_SETTINGS: u8 = 2;
@@ -86,6 +88,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let control_path = config.control.clone();
     let access = config.access.clone();
     let app = start_tasks(config, store, key);
+    // Requests that come earlier are refused; if the store cannot be reached, all are.
+    app.bridge.until_in_touch(FIRST_READ).await;
     tracing::info!(store = app.bridge.store().name(), control = %control_path.display(), "listening");
     // The mode of the socket says who may use it: no token there, and every role.
     let local = axum::serve(control, router(Arc::new(app.clone())));

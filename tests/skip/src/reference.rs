@@ -256,9 +256,20 @@ fn schema_text(schema: &Value) -> String {
 fn part_text(part: &Value) -> String {
     let about = part["description"].as_str().map(|about| format!(": {}", cell(about))).unwrap_or_default();
     let fields = part["properties"].as_object().into_iter().flatten();
-    let fields: Vec<String> = fields.map(|(name, field)| format!("`{name}` ({})", type_of(field))).collect();
+    let fields: Vec<String> =
+        fields.map(|(name, field)| format!("`{name}` ({}{})", type_of(field), keys_of(field))).collect();
     let what = if fields.is_empty() { type_of(part) } else { fields.join(", ") };
     format!("- {what}{about}\n")
+}
+
+/// The keys of an object that has no name of its own.
+fn keys_of(schema: &Value) -> String {
+    let keys = schema["properties"].as_object().into_iter().flatten();
+    let told = keys.map(|(key, of)| {
+        let about = cell(of["description"].as_str().unwrap_or_default());
+        format!(" with `{key}` ({}): {about}", type_of(of))
+    });
+    told.collect()
 }
 
 /// What a value is, in a few words.

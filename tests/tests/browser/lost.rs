@@ -6,7 +6,7 @@ use nix::unistd::Pid;
 use vmove_skip::need;
 use vmove_tests::browser::{Browser, Tab};
 use vmove_tests::daemon::{Node, NodeOptions};
-use vmove_tests::pki::{Holds, Pki};
+use vmove_tests::pki::{Pki, Validity};
 use vmove_tests::sandbox::Sandbox;
 
 use crate::served::{Served, ready};
@@ -92,7 +92,7 @@ fn a_certificate_that_has_expired_is_said_and_a_new_one_is_taken() {
     let here = ["127.0.0.1".parse().expect("an address")];
     let pki = Pki::new(&here).expect("certificates");
     let shown = pki.client("eyes").expect("a certificate");
-    pki.sign_client("eyes", Holds::NoMore).expect("one that has expired");
+    pki.sign_client("eyes", Validity::Expired).expect("one that has expired");
     let viewer = "[[client]]\nname = \"eyes\"\nrole = \"viewer\"\n";
     let options = NodeOptions { extra: pki.flags(), config: viewer.to_owned(), ..NodeOptions::default() };
     let node = Node::start(&sandbox, "a", options).expect("a node");
@@ -104,9 +104,9 @@ fn a_certificate_that_has_expired_is_said_and_a_new_one_is_taken() {
             .expect("a page");
     let mut browser = Browser::start().expect("a browser");
     let tab = browser.open(&page.url).expect("the page");
-    let own = "The certificate with which vmoved is asked is out of date";
+    let own = "The certificate with which vmoved is asked is not valid now";
     told(&mut browser, &tab, &[own, &files[0], "CN=eyes", "2021", "put a new one in its place"]);
-    pki.sign_client("eyes", Holds::Now).expect("a new one");
+    pki.sign_client("eyes", Validity::Now).expect("a new one");
     browser.wait(&tab, CALM).expect("it is read by itself");
     browser.wait_for_text(&tab, "#node", "a: 0 VMs").expect("the node");
 
@@ -115,13 +115,13 @@ fn a_certificate_that_has_expired_is_said_and_a_new_one_is_taken() {
         pki.sign_nodes(&here, holds).expect("another certificate");
         kill(Pid::from_raw(node.pid().expect("it runs")), Signal::SIGHUP).expect("it is told");
     };
-    reload(Holds::NoMore);
+    reload(Validity::Expired);
     let page =
         Served::by(&["--at", &at, "--tls-cert", &files[0], "--tls-key", &files[1], "--tls-ca", &files[2]])
             .expect("a page");
     browser.go(&tab, &page.url).expect("the page");
-    told(&mut browser, &tab, &["The certificate of vmoved is out of date", &at, "renew it there"]);
-    reload(Holds::Now);
+    told(&mut browser, &tab, &["The certificate of vmoved is not valid now", &at, "renew it there"]);
+    reload(Validity::Now);
     browser.wait(&tab, CALM).expect("it is taken back");
     browser.wait_for_text(&tab, "#node", "a: 0 VMs").expect("the node");
 }

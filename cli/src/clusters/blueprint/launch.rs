@@ -65,7 +65,7 @@ async fn start_or_undo(begun: &mut Begun<'_>, holder: &HolderArgs) -> Result<Vec
         Ok(done) => return Ok(done),
         Err(failure) => failure,
     };
-    begun.step.is(format!("what has begun of {} is undone", begun.read.name));
+    begun.step.set(format!("what has begun of {} is undone", begun.read.name));
     let undone = begun.undo().await;
     let message = format!("{}; {undone}", failure.message);
     // What is there now, and why what failed did.
@@ -107,7 +107,7 @@ impl Begun<'_> {
         request: &Request,
     ) -> Result<Vec<Status>, Failure> {
         let names: Vec<&str> = request.environments.iter().map(|own| own.name.as_str()).collect();
-        self.step.is(format!("adapter {name} starts {}", names.join(", ")));
+        self.step.set(format!("adapter {name} starts {}", names.join(", ")));
         let answers = adapter.start(request).await.map_err(|error| self.failed_all(name, request, &error))?;
         let not_there = answers.iter().filter(|own| matches!(own.state, State::Failed | State::Absent));
         let reasons: Vec<(String, String)> = not_there.map(|own| (own.name.clone(), why(own))).collect();
@@ -237,7 +237,7 @@ async fn start_all(begun: &mut Begun<'_>, holder: &HolderArgs) -> Result<Vec<Tog
                 cluster: None,
                 start: None,
             };
-            begun.step.is(format!("a place is found for {}", together.environments.join(", ")));
+            begun.step.set(format!("a place is found for {}", together.environments.join(", ")));
             let granted = begun.read.bridge.grant_lease(&wanted).await?;
             // A lease that existed before is not undone.
             if !granted.again {
@@ -306,7 +306,7 @@ async fn start_vms(
     let request = StartRequest { vms };
     begun
         .step
-        .is(format!("{} of lease {lease} are started", number_of(request.vms.len() as u64, "VM", "VMs")));
+        .set(format!("{} of lease {lease} are started", number_of(request.vms.len() as u64, "VM", "VMs")));
     match begun.read.bridge.start_vms(lease.as_str(), &request).await {
         Ok(answer) => {
             let new = answer.vms.iter().filter(|own| !own.again).map(|own| own.vm.clone()).collect();
@@ -343,8 +343,8 @@ async fn hand_over(
         let name = &own.adapter;
         let request = handed::request(begun.read, own, together, near)?;
         let adapter = begun.read.programs.named(name).map_err(Failure::bad_request)?;
+        begun.step.set(format!("adapter {name} says what it runs already"));
         // Recorded before the call: if the answer is lost, environments may run nevertheless. What ran before is not undone.
-        begun.step.is(format!("adapter {name} says what it runs already"));
         let before =
             adapter.status(&request).await.map_err(|error| begun.failed_all(name, &request, &error))?;
         let mut new = request.clone();

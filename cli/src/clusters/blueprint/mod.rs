@@ -34,13 +34,15 @@ pub async fn run(args: BlueprintArgs, json: bool) -> Result<(), End> {
         Some(BlueprintAction::Stop(args)) => stop::run(&Read::of(args).await?, json).await,
         None => {
             let file = args.file.as_deref().unwrap_or(Path::new("-"));
-            let read = Read::from(file, &args.at, args.programs, !args.run);
+            // Before anything waits: Ctrl-C ends a command that reads from a terminal.
+            let text = read(file)?;
+            let begun = Read::from(file, &text, &args.at, args.programs, !args.run);
             if !args.run {
-                return say_either(&read.await?.parts, json, show::parts);
+                return say_either(&begun.await?.parts, json, show::parts);
             }
             let what = "the bridge says what a blueprint may ask for";
-            let read = Wait::of_vmove(json, what, "nothing was started").answer(read).await?;
-            launch::run(read, &args.lease, json).await
+            let begun = Wait::of_vmove(json, what, "nothing was started").answer(begun).await?;
+            launch::run(begun, &args.lease, json).await
         }
     }
 }
@@ -57,15 +59,21 @@ struct Read {
 
 impl Read {
     async fn of(args: RunningArgs) -> Result<Self, Failure> {
-        Self::from(&args.file, &args.at, args.programs, false).await
+        let text = read(&args.file)?;
+        Self::from(&args.file, &text, &args.at, args.programs, false).await
     }
 
     /// `alone`: to look at a blueprint needs no bridge, if it names what ships.
-    async fn from(file: &Path, at: &Where, programs: ProgramArgs, alone: bool) -> Result<Self, Failure> {
-        let text = read(file)?;
+    async fn from(
+        file: &Path,
+        text: &str,
+        at: &Where,
+        programs: ProgramArgs,
+        alone: bool,
+    ) -> Result<Self, Failure> {
         let wrong =
             |error: &dyn std::fmt::Display| Failure::bad_request(format!("{}: {error}", file.display()));
-        let blueprint = parse(&text, Language::guess(&text)).map_err(|e| wrong(&e))?;
+        let blueprint = parse(text, Language::guess(text)).map_err(|e| wrong(&e))?;
         let bridge = bridge(at)?;
         let catalog = match types::catalog(&bridge).await {
             Ok(catalog) => catalog,

@@ -24,8 +24,8 @@ const { asked: WHO = "vmoved", command: COMMAND = "vmove page" } = document.docu
 const TITLES = {
   page: "The server of this page does not answer.",
   daemon: `${WHO} does not answer.`,
-  "own-certificate": `The certificate with which ${WHO} is asked is out of date.`,
-  "their-certificate": `The certificate of ${WHO} is out of date.`,
+  "own-certificate": `The certificate with which ${WHO} is asked is not valid now.`,
+  "their-certificate": `The certificate of ${WHO} is not valid now.`,
   forbidden: `You may not look at what ${WHO} knows, or not any more.`,
   unknown: `${WHO} does not know what was asked for.`,
   other: `${WHO} refuses to answer.`,

@@ -84,7 +84,7 @@ export function filter(label, texts, changed) {
   return { box, wants: (item) => texts(item).some((text) => text.toLowerCase().includes(input.value.toLowerCase())) };
 }
 
-/** Names with commas between them, each in one piece: one that is too long ends in dots, and is told whole by the mouse. */
+/** Names with commas between them, each in one piece: one that is too long ends in dots, and its title has all of it. */
 function unbroken(names, more) {
   const comma = (index) => (index < names.length - 1 ? "," : "");
   return [...names.flatMap((name, index) => [element("span", { class: "name", title: name }, name + comma(index)), " "]), more];

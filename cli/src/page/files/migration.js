@@ -114,13 +114,18 @@ class FaultRate {
 const STILL = ["switchover", "hand-over"];
 
 /** When the guest stood still, from and to, in milliseconds since the request; null if it has not, or nobody has measured it. */
-function pause({ phases = [], phase, elapsed_ms: now, outcome: { report } }) {
+function pause({ phases = [], phase, elapsed_ms: now, outcome: { state, report } }) {
+  // Nobody knows whether the guest runs at the peer.
+  if (state === "reconnecting") return null;
   const still = (report?.phases ?? phases).filter(({ name }) => STILL.includes(name));
   if (report && !(report.downtime_ms > 0)) return null;
   const end = STILL.includes(phase) ? now : still.length === 0 ? null : still.at(-1).start_ms + still.at(-1).duration_ms;
   if (end === null) return null;
   // The phases have what comes before the stop, too.
-  const from = report ? end - report.downtime_ms : still[0]?.start_ms ?? end;
+  // One that is not over is in no list: it began when the one before ended.
+  const over = phases.at(-1);
+  const begun = still[0]?.start_ms ?? (over ? over.start_ms + over.duration_ms : end);
+  const from = report ? end - report.downtime_ms : begun;
   return { from: Math.max(from, 0), to: end };
 }
 

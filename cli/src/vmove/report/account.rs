@@ -21,8 +21,8 @@ pub struct Account {
     pub time_lines: Vec<TimeLine>,
     /// How far it was over time.
     pub over_time: Vec<ProgressPoint>,
-    /// When children ran, in milliseconds from the request on, the earliest first.
-    pub ran: Vec<f64>,
+    /// When each child began to run, in milliseconds from the request on, the earliest first.
+    pub began_to_run: Vec<f64>,
     /// When the guest stood still in that, from and to, in milliseconds.
     pub stood_still: Option<(f64, f64)>,
     /// Bytes by what they were.
@@ -36,7 +36,7 @@ pub struct Account {
 pub struct TimeLine {
     /// What they make.
     pub title: String,
-    /// Steps, in the order in which they began.
+    /// Steps, in the order in which they are drawn.
     pub steps: Vec<PhaseTime>,
     /// What is not there, or what it is measured from.
     pub note: String,

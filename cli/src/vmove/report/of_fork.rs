@@ -113,7 +113,7 @@ fn of_report(r: &ForkReport) -> Account {
     Account {
         facts,
         time_lines: lines.into_iter().filter(|line| !line.steps.is_empty()).collect(),
-        ran: ran(r),
+        began_to_run: began_to_run(r),
         stood_still: stood_still(r),
         bytes: bytes(r),
         tables: tables.into_iter().filter(|table| !table.rows.is_empty()).collect(),
@@ -122,7 +122,7 @@ fn of_report(r: &ForkReport) -> Account {
 }
 
 /// When children ran, the earliest first.
-fn ran(r: &ForkReport) -> Vec<f64> {
+fn began_to_run(r: &ForkReport) -> Vec<f64> {
     let mut all: Vec<f64> = r.children.iter().filter_map(|child| child.running_ms).collect();
     all.sort_by(f64::total_cmp);
     all

@@ -47,7 +47,7 @@ pub fn draw(account: &Account) -> String {
     if account.over_time.len() > 1 {
         picture.over_time(&account.over_time, account.stood_still, longest(account));
     }
-    picture.children_over_time(&account.ran, account.stood_still, longest(account));
+    picture.children_over_time(&account.began_to_run, account.stood_still, longest(account));
     for line in &account.time_lines {
         picture.time_line(line);
     }
@@ -74,7 +74,12 @@ fn row_name(name: &str) -> String {
 /// The end of the scale that all of it shares.
 fn longest(account: &Account) -> f64 {
     let line = account.time_lines.first().map_or(0.0, TimeLine::end_ms);
-    let last = account.over_time.last().map(|last| last.at_ms).into_iter().chain(account.ran.last().copied());
+    let last = account
+        .over_time
+        .last()
+        .map(|last| last.at_ms)
+        .into_iter()
+        .chain(account.began_to_run.last().copied());
     last.fold(line, f64::max)
 }
 

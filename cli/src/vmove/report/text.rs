@@ -29,9 +29,9 @@ pub fn write(account: &Account, columns: usize) -> String {
         out.push('\n');
         out += &over_time(&account.over_time, columns);
     }
-    if let (Some(last), Some(line)) = (account.ran.last(), account.time_lines.first()) {
+    if let (Some(last), Some(line)) = (account.began_to_run.last(), account.time_lines.first()) {
         out.push('\n');
-        out += &children_over_time(&account.ran, last.max(line.end_ms()), columns);
+        out += &children_over_time(&account.began_to_run, last.max(line.end_ms()), columns);
     }
     for line in &account.time_lines {
         out.push('\n');

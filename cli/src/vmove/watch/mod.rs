@@ -83,7 +83,8 @@ async fn all(client: &Client, global: &Global) -> Result<Vec<(String, Client)>, 
     let mut nodes = vec![(own.node.clone(), client.clone())];
     for (name, at) in others {
         let certified = own.server_names.get(name).map(String::as_str);
-        nodes.push((name.clone(), global.elsewhere.client_at(at, certified)?));
+        let what = format!("--all: node {name} ({at})");
+        nodes.push((name.clone(), global.elsewhere.client_for(&what, at, certified)?));
     }
     Ok(nodes)
 }

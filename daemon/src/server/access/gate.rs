@@ -125,10 +125,10 @@ fn who(access: &Access, origin: Option<&Origin>) -> Who {
     }
 }
 
-/// How a request ended, for the metric.
 /// All that [`outcome`] may say.
 pub(in crate::server) const OUTCOMES: [&str; 5] = ["done", "refused", "forbidden", "limited", "failed"];
 
+/// How a request ended, for the metric.
 fn outcome(status: StatusCode) -> &'static str {
     match status {
         StatusCode::FORBIDDEN => "forbidden",

@@ -35,6 +35,12 @@ impl Bridge {
         }
     }
 
+    /// Waits until the store has been read for the first time, but no longer than this.
+    pub async fn until_in_touch(&self, longest: Duration) {
+        let mut state = self.state.subscribe();
+        let _ = tokio::time::timeout(longest, state.wait_for(|state| state.out_of_touch.is_none())).await;
+    }
+
     async fn follow_once(&self) -> Result<(), StoreError> {
         let snapshot = self.store.read(KeyRange::AllBut(keys::RECORDS)).await?;
         let mut watch = self.store.watch(snapshot.revision).await?;
