@@ -82,7 +82,6 @@ pub struct HookEntry {
 #[serde(untagged, expecting = "expected a text, or a list of texts")]
 enum OneOrMore {
     #[default]
-    #[serde(skip)]
     None,
     One(String),
     More(Vec<String>),
