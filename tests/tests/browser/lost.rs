@@ -105,7 +105,11 @@ fn a_certificate_that_has_expired_is_said_and_a_new_one_is_taken() {
     let mut browser = Browser::start().expect("a browser");
     let tab = browser.open(&page.url).expect("the page");
     let own = "The certificate with which vmoved is asked is not valid now";
-    told(&mut browser, &tab, &[own, &files[0], "CN=eyes", "2021", "put a new one in its place"]);
+    told(
+        &mut browser,
+        &tab,
+        &[own, &files[0], "CN=eyes", "2021", "A new one in its place is read by itself"],
+    );
     pki.sign_client("eyes", Validity::Now).expect("a new one");
     browser.wait(&tab, CALM).expect("it is read by itself");
     browser.wait_for_text(&tab, "#node", "a: 0 VMs").expect("the node");

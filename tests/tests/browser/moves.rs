@@ -113,7 +113,7 @@ fn a_migration_is_shown_as_it_happens_and_in_the_end() {
         .expect("it is told");
     browser.wait_for_text(&source, "main dl", "Guest writes").expect("the guest's pace");
     browser.wait(&source, &format!("{MAP}.some((full) => full > 0)")).expect("a map at the source, too");
-    pictures(&mut browser, &source, "source", 910).expect("pictures");
+    pictures(&mut browser, &source, "source", 1060).expect("pictures");
 
     let end = scene.end(&id).expect("its end");
     assert_eq!(end.code, 0, "{end:?}");
@@ -130,12 +130,18 @@ fn a_migration_is_shown_as_it_happens_and_in_the_end() {
         2.0,
         "phases, and the pause"
     );
+    let orange = "[...document.querySelectorAll('.spans')[0].querySelectorAll('rect.pause')].map((bar) => bar.closest('tr').querySelector('th').innerText).join()";
+    assert_eq!(
+        browser.value(&source, orange).expect("names"),
+        "switchover,hand-over",
+        "where the guest stands still"
+    );
     for told in ["switchover", "Rounds ended since", "Slowest faults"] {
         browser.wait_for_text(&source, ".report", told).expect("the report");
     }
     browser.wait_for_text(&source, "#node", "a: 0 VMs, 0 migrations").expect("the head is new, too");
     axis(&mut browser, &source, downtime);
-    pictures(&mut browser, &source, "report", 1000).expect("pictures");
+    pictures(&mut browser, &source, "report", 1060).expect("pictures");
     browser.wait_for_text(&destination, ".state", "done").expect("the end");
     browser.wait_for_text(&destination, ".report", "Rounds ended since").expect("it knows all of it");
     browser.wait_for_text(&destination, ".map", "100 % is here").expect("the whole map");
@@ -175,7 +181,7 @@ fn faults_are_shown_as_they_come() {
     browser
         .wait(&tab, &format!("{MAP}.reduce((a, b) => a + b, 0) > {}", 0.5 * squares as f64))
         .expect("half of it");
-    pictures(&mut browser, &tab, "destination", 1000).expect("pictures");
+    pictures(&mut browser, &tab, "destination", 1060).expect("pictures");
     assert_eq!(scene.end(&id).expect("its end").code, 0);
     browser.wait_for_text(&tab, ".report", "Slowest faults").expect("the report");
     browser.wait_for_text(&tab, ".map", "100 % is here").expect("the whole map");

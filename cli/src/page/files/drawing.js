@@ -263,11 +263,12 @@ export class MemoryMap {
   }
 }
 
-/** Spans of time, [name, start, length] in milliseconds, as bars below each other. */
+/** Spans of time, [name, start, length, whether the guest stands still] in milliseconds, as bars below each other. */
 export function spans(title, parts, format) {
   const end = Math.max(...parts.map(([, start, length]) => start + length), 0.001);
-  const bars = parts.map(([name, start, length]) => {
+  const bars = parts.map(([name, start, length, still]) => {
     const bar = shape("rect", { x: (start / end) * WIDTH, y: 2, width: Math.max((length / end) * WIDTH, 1), height: 12 });
+    bar.classList.toggle("pause", still);
     const picture = shape("svg", { viewBox: `0 0 ${WIDTH} 16`, preserveAspectRatio: "none", "aria-hidden": "true" }, bar);
     return element("tr", {}, element("th", { scope: "row" }, name), element("td", { class: "number" }, format(length)),
       element("td", { class: "bar" }, picture));

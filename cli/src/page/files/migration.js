@@ -2,7 +2,7 @@
 
 import { follow, say } from "./asking.js";
 import { Curve, element, Facts, MemoryMap, section, setText } from "./drawing.js";
-import { report } from "./report.js";
+import { report, STILL } from "./report.js";
 import * as words from "./words.js";
 
 const PAGE = 4096;
@@ -109,9 +109,6 @@ class FaultRate {
     if (ms > last.ms) this.curve.add(ms, ((faults.count - last.count) / (ms - last.ms)) * 1000);
   }
 }
-
-/** In these phases the guest stands still. */
-const STILL = ["switchover", "hand-over"];
 
 /** When the guest stood still, from and to, in milliseconds since the request; null if it has not, or nobody has measured it. */
 function pause({ phases = [], phase, elapsed_ms: now, outcome: { state, report } }) {

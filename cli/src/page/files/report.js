@@ -63,14 +63,17 @@ function slowest(report) {
   return table.element;
 }
 
-const spansOf = (title, parts) => parts.length === 0 ? element("p", { class: "none" }, "Not known.")
-  : spans(title, parts.map((part) => [part.name, part.start_ms, part.duration_ms]), words.time);
+/** In these phases the guest stands still. */
+export const STILL = ["switchover", "hand-over"];
+
+const spansOf = (title, parts, still) => parts.length === 0 ? element("p", { class: "none" }, "Not known.")
+  : spans(title, parts.map((part) => [part.name, part.start_ms, part.duration_ms, still(part.name)]), words.time);
 
 /** The elements of a report. A destination that has lost its source knows the phases and the faults only. */
 export function report({ outcome: { report: of } }) {
-  const phases = section("Phases", spansOf("From the request to the end", of.phases));
+  const phases = section("Phases", spansOf("From the request to the end", of.phases, (name) => STILL.includes(name)));
   const slow = section("Slowest faults", slowest(of));
   if (of.pages_total === 0) return [section("Result", ownFigures(of)), phases, slow];
-  return [section("Result", figures(of)), phases, section("Pause", spansOf("From STOP to RESUME", of.pause)),
+  return [section("Result", figures(of)), phases, section("Pause", spansOf("From STOP to RESUME", of.pause, () => true)),
     section("Rounds", rounds(of)), slow];
 }
