@@ -56,7 +56,7 @@ impl Wait {
         &self,
         answer: impl Future<Output = Result<T, E>>,
     ) -> Result<T, End> {
-        self.answer_shown(answer, self.show(|| self.what.clone())).await
+        self.answer_of_steps(&Step::default(), answer).await
     }
 
     /// The answer of several steps: what is waited for changes meanwhile, and each is told.
@@ -68,8 +68,7 @@ impl Wait {
         step: &Step,
         answer: impl Future<Output = Result<T, E>>,
     ) -> Result<T, End> {
-        let what = || step.0.borrow().clone().unwrap_or_else(|| self.what.clone());
-        self.answer_shown(answer, self.show(what)).await
+        self.answer_shown(answer, self.show(step)).await
     }
 
     /// The answer, while something else is shown.
@@ -95,29 +94,29 @@ impl Wait {
     }
 
     /// Shows what is waited for, until it is dropped.
-    async fn show(&self, what: impl Fn() -> String) -> Infallible {
+    async fn show(&self, step: &Step) -> Infallible {
         if self.json {
             return std::future::pending().await;
         }
         let begun = Instant::now();
+        let line = || {
+            let step = step.0.borrow();
+            let seconds = Duration::from_secs(begun.elapsed().as_secs());
+            format!("waiting: {} ({})", step.as_ref().unwrap_or(&self.what), time(seconds))
+        };
         if std::io::stderr().is_terminal() {
-            let line = OneLine::new();
+            let shown = OneLine::new();
             loop {
-                line.0.set_message(line_of(&what(), begun));
+                shown.0.set_message(line());
                 sleep(REDRAW_INTERVAL).await;
             }
         }
         sleep(PATIENCE).await;
         loop {
-            note(&format!("{}: {}", self.program, line_of(&what(), begun)));
+            note(&format!("{}: {}", self.program, line()));
             sleep(LINES_INTERVAL).await;
         }
     }
-}
-
-fn line_of(what: &str, begun: Instant) -> String {
-    let seconds = Duration::from_secs(begun.elapsed().as_secs());
-    format!("waiting: {what} ({})", time(seconds))
 }
 
 /// The step that is waited for now. None yet: what the whole is waited for.

@@ -93,10 +93,15 @@ setup_part() {
 
 # unpack_closure NAME PACKAGE...: the packages and what they need, into .cache/NAME.new.
 unpack_closure() {
-    local into=$CACHE/$1.new debs=$CACHE/apt/debs/$1 deb
-    fetch_closure "$debs" "${@:2}"
+    fetch_closure "$CACHE/apt/debs/$1" "${@:2}"
+    unpack_debs "$1"
+}
+
+# unpack_debs NAME: what was fetched into the folder of that name, into .cache/NAME.new.
+unpack_debs() {
+    local into=$CACHE/$1.new deb
     rm -rf "$into"
-    for deb in "$debs"/*.deb; do dpkg -x "$deb" "$into"; done
+    for deb in "$CACHE/apt/debs/$1"/*.deb; do dpkg -x "$deb" "$into"; done
 }
 
 # etcd and Slurm below .cache/peers.
@@ -292,7 +297,7 @@ setup_qemu() {
     local version=$1 home=$CACHE/qemu-$1
     say "unpacking QEMU $version ($2)"
     fetch_closure "$CACHE/apt/debs/qemu-$version" "${QEMU_PACKAGES[@]/%//$2}"
-    unpack_qemu "$home" "$CACHE/apt/debs/qemu-$version"
+    unpack_qemu "qemu-$version"
     check_qemu "$home.new/usr/bin/qemu-system-x86_64" "$version"
     mv "$home.new" "$home"
 }
@@ -316,7 +321,7 @@ setup_testing() {
 unpack_newest_qemu() {
     local home=$CACHE/qemu-testing program
     say "unpacking the QEMU of Debian testing"
-    unpack_qemu "$home" "$CACHE/apt/debs/qemu-testing"
+    unpack_qemu qemu-testing
     mv "$home.new" "$home"
     program=$home/usr/bin/qemu-system-x86_64
     "$CACHE/tools/usr/bin/patchelf" --set-interpreter "$home/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2" "$program"
@@ -334,20 +339,19 @@ without_testing() {
 
 # It is put over /usr in a namespace, C library and all. The QEMU that it depends on is that of unpack_newest_qemu.
 unpack_newest_libvirt() {
-    local libvirt=$CACHE/libvirt-testing new=$CACHE/libvirt-testing.new deb
+    local libvirt=$CACHE/libvirt-testing new=$CACHE/libvirt-testing.new
     say "unpacking the libvirt of Debian testing"
-    rm -rf "$new"
-    for deb in "$CACHE/apt/debs/libvirt-testing"/*.deb; do dpkg -x "$deb" "$new"; done
+    unpack_debs libvirt-testing
     rm -rf "${new:?}"/{etc,var} "${new:?}"/usr/share/{doc,man,locale,bug,lintian,qemu,seabios} "${new:?}"/usr/lib/{systemd,x86_64-linux-gnu/{qemu,systemd}}
     find "$new"/usr/{bin,sbin} ! -type d ! -name virsh ! -name libvirtd ! -name dmidecode -delete
     mv "$new" "$libvirt"
 }
 
-# unpack_qemu HOME FOLDER: the packages in the folder, as HOME.new.
+# unpack_qemu NAME: what was fetched into the folder of that name, into .cache/NAME.new, as a QEMU that finds its parts.
 unpack_qemu() {
-    local new=$1.new deb
-    rm -rf "$new" "$1"
-    for deb in "$2"/*.deb; do dpkg -x "$deb" "$new"; done
+    local new=$CACHE/$1.new
+    unpack_debs "$1"
+    rm -rf "${CACHE:?}/$1"
     rm -rf "${new:?}"/usr/share/{doc,man,locale,bug,lintian} "${new:?}"/{etc,var,sbin} "${new:?}/usr/bin/qemu-system-i386"
     # RPATH, not RUNPATH: it must hold for the libraries of the libraries and for QEMU's modules too.
     # shellcheck disable=SC2016 # $ORIGIN is the loader's

@@ -91,8 +91,11 @@ pub fn node(image: &Path, format: &str) -> Vec<String> {
 /// # Errors
 /// What the guest has found wrong.
 pub fn lines(node: &Node, vm: &str) -> Result<usize> {
-    let console = node.vm(vm)?.console();
-    let failed = failures(&console);
+    lines_in(vm, &node.vm(vm)?.console())
+}
+
+fn lines_in(vm: &str, console: &str) -> Result<usize> {
+    let failed = failures(console);
     ensure!(failed.is_empty(), "{vm} told of {failed:#?}");
     Ok(console.lines().filter(|line| line.contains("VMOVE-GUEST DISK")).count())
 }
@@ -102,10 +105,18 @@ pub fn lines(node: &Node, vm: &str) -> Result<usize> {
 /// # Errors
 /// When it does not, or what it has found wrong.
 pub fn works(node: &Node, vm: &str) -> Result<()> {
-    let (first, deadline) = (lines(node, vm)?, Instant::now() + STEP_TIMEOUT);
-    while lines(node, vm)? < first + 6 {
+    works_by(vm, STEP_TIMEOUT, || Ok(node.vm(vm)?.console()))
+}
+
+/// The same, by what the guest has said so far, within some time.
+///
+/// # Errors
+/// When it does not, or what it has found wrong.
+pub fn works_by(vm: &str, within: Duration, console: impl Fn() -> Result<String>) -> Result<()> {
+    let (first, deadline) = (lines_in(vm, &console()?)?, Instant::now() + within);
+    while lines_in(vm, &console()?)? < first + 6 {
         if Instant::now() > deadline {
-            bail!("{vm} does not work on its disk: {}", node.vm(vm)?.console());
+            bail!("{vm} does not work on its disk: {}", console()?);
         }
         std::thread::sleep(Duration::from_millis(50));
     }

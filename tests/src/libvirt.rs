@@ -15,7 +15,8 @@ use vmove_guest::config::Config;
 
 use crate::beacon::{self, BeaconPage};
 use crate::daemon::{Node, NodeOptions};
-use crate::guest::{BOOT_TIMEOUT, Guest, failures};
+use crate::disks;
+use crate::guest::{BOOT_TIMEOUT, Guest};
 use crate::places;
 use crate::process::Guarded;
 use crate::sandbox::Sandbox;
@@ -337,18 +338,18 @@ impl Pair {
     /// # Errors
     /// When it does not, or what it has found.
     pub fn works_on_disk_at(&self, at: usize) -> Result<()> {
-        let lines = || -> Result<usize> {
-            let console = self.hosts[at].console();
-            let failed = failures(&console);
-            ensure!(failed.is_empty(), "the guest told of {failed:#?}");
-            Ok(console.lines().filter(|line| line.contains("VMOVE-GUEST DISK")).count())
-        };
-        let (first, deadline) = (lines()?, Instant::now() + WORK_TIMEOUT);
-        while lines()? < first + 6 {
-            ensure!(Instant::now() < deadline, "it does not work on its disk: {}", self.hosts[at].console());
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
+        disks::works_by(DOMAIN, WORK_TIMEOUT, || Ok(self.hosts[at].console()))
+    }
+
+    /// Changes the XML with which the domain starts next, as `virsh edit` does, and defines the result on a host.
+    ///
+    /// # Errors
+    /// When libvirt refuses it.
+    pub fn define_changed(&self, at: usize, change: impl FnOnce(&str) -> String) -> Result<()> {
+        let xml = self.hosts[0].virsh(&["dumpxml", "--inactive", DOMAIN])?;
+        let file = self.path().join("changed.xml");
+        std::fs::write(&file, change(&xml))?;
+        self.hosts[at].virsh(&["define", &file.to_string_lossy()]).map(drop)
     }
 
     /// A guest that runs on the first host, and is enabled.

@@ -109,9 +109,7 @@ pub struct Qemu {
 /// `PATH`.
 pub fn binaries() -> Vec<PathBuf> {
     let fetched = || {
-        let each = ["VMOVE_QEMU_7_2", "VMOVE_QEMU_10_0", "VMOVE_QEMU_TESTING"]
-            .into_iter()
-            .filter_map(std::env::var_os);
+        let each = vmove_skip::QEMUS_OF_SETUP.into_iter().filter_map(std::env::var_os);
         each.reduce(|mut all, next| {
             all.push(":");
             all.push(next);

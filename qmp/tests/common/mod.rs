@@ -17,8 +17,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The QEMUs to test with: those that the environment names, else the one in `PATH`. What is lacking is skipped.
 pub fn qemus() -> Vec<PathBuf> {
-    let named = ["VMOVE_QEMU_7_2", "VMOVE_QEMU_10_0", "VMOVE_QEMU_TESTING"]
-        .map(|name| (name, std::env::var_os(name)));
+    let named = vmove_skip::QEMUS_OF_SETUP.map(|name| (name, std::env::var_os(name)));
     let mut found: Vec<PathBuf> = Vec::new();
     for (name, value) in named {
         match value.map(PathBuf::from) {

@@ -28,7 +28,7 @@ use std::ffi::OsStr;
 use std::fmt::{Arguments, Display};
 
 pub use port::free_port;
-pub use qemu::{open_to_qemu, path_with_qemus, qemu, root, user_of_qemus};
+pub use qemu::{QEMUS_OF_SETUP, open_to_qemu, path_with_qemus, qemu, root, user_of_qemus};
 
 /// Says that the calling test does not run, and why: `skip!("no {tool}")`. Evaluates to `()`; returning is the caller's part.
 ///

@@ -5,6 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// Variables that name the QEMUs of `./run setup`, the oldest first.
+pub const QEMUS_OF_SETUP: [&str; 3] = ["VMOVE_QEMU_7_2", "VMOVE_QEMU_10_0", "VMOVE_QEMU_TESTING"];
 /// Variables that may name a QEMU, in the order in which they are tried.
 const VARIABLES: [&str; 4] = ["VMOVE_QEMU", "VMOVE_QEMU_10_0", "VMOVE_QEMU_7_2", "VMOVE_QEMU_TESTING"];
 

@@ -69,12 +69,7 @@ fn a_role_that_has_expired_is_said() {
     let options = NodeOptions { extra: pki.flags(), config: viewer.to_owned(), ..NodeOptions::default() };
     let node = Node::start(&sandbox, "a", options).expect("a node");
     let shown = pki.client("eyes").expect("a certificate");
-    let file = |name: &str| shown.join(name).display().to_string();
-    let files = [file("client.pem"), file("client.key"), file("ca.pem")];
-    let at = node.listen().to_string();
-    let page =
-        Served::by(&["--at", &at, "--tls-cert", &files[0], "--tls-key", &files[1], "--tls-ca", &files[2]])
-            .expect("a page");
+    let page = Served::over_tls(&node, &shown).expect("a page");
     let mut browser = Browser::start().expect("a browser");
     let tab = browser.open(&page.url).expect("the page");
     browser.wait_for_text(&tab, "#node", "a: 0 VMs").expect("the node, over TLS");
@@ -96,19 +91,21 @@ fn a_certificate_that_has_expired_is_said_and_a_new_one_is_taken() {
     let viewer = "[[client]]\nname = \"eyes\"\nrole = \"viewer\"\n";
     let options = NodeOptions { extra: pki.flags(), config: viewer.to_owned(), ..NodeOptions::default() };
     let node = Node::start(&sandbox, "a", options).expect("a node");
-    let file = |name: &str| shown.join(name).display().to_string();
-    let files = [file("client.pem"), file("client.key"), file("ca.pem")];
     let at = node.listen().to_string();
-    let page =
-        Served::by(&["--at", &at, "--tls-cert", &files[0], "--tls-key", &files[1], "--tls-ca", &files[2]])
-            .expect("a page");
+    let page = Served::over_tls(&node, &shown).expect("a page");
     let mut browser = Browser::start().expect("a browser");
     let tab = browser.open(&page.url).expect("the page");
     let own = "The certificate with which vmoved is asked is not valid now";
     told(
         &mut browser,
         &tab,
-        &[own, &files[0], "CN=eyes", "2021", "A new one in its place is read by itself"],
+        &[
+            own,
+            &shown.join("client.pem").display().to_string(),
+            "CN=eyes",
+            "2021",
+            "A new one in its place is read by itself",
+        ],
     );
     pki.sign_client("eyes", Validity::Now).expect("a new one");
     browser.wait(&tab, CALM).expect("it is read by itself");
@@ -120,9 +117,7 @@ fn a_certificate_that_has_expired_is_said_and_a_new_one_is_taken() {
         kill(Pid::from_raw(node.pid().expect("it runs")), Signal::SIGHUP).expect("it is told");
     };
     reload(Validity::Expired);
-    let page =
-        Served::by(&["--at", &at, "--tls-cert", &files[0], "--tls-key", &files[1], "--tls-ca", &files[2]])
-            .expect("a page");
+    let page = Served::over_tls(&node, &shown).expect("a page");
     browser.go(&tab, &page.url).expect("the page");
     told(&mut browser, &tab, &["The certificate of vmoved is not valid now", &at, "renew it there"]);
     reload(Validity::Now);

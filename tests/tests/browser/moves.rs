@@ -55,14 +55,7 @@ fn axis(browser: &mut Browser, tab: &Tab, downtime: f64) {
     assert!(width >= 3.0 && x + width <= 600.1, "{x} + {width}");
     let colours = |browser: &mut Browser, dark: bool| {
         browser.look(tab, Look { width: 1000, height: 1000, dark }).expect("another look");
-        ["rect.pause", ".line", "strong.pause"].map(|of| {
-            let property = if of == ".line" {
-                "stroke"
-            } else if of == "strong.pause" {
-                "color"
-            } else {
-                "fill"
-            };
+        [("rect.pause", "fill"), (".line", "stroke"), ("strong.pause", "color")].map(|(of, property)| {
             let style = format!("getComputedStyle({curve}.querySelector('{of}')).{property}");
             browser.value(tab, &style).expect("a colour").as_str().expect("a colour").to_owned()
         })

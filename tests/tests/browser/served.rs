@@ -26,6 +26,14 @@ impl Served {
         Self::by(&["--control", &node.control().display().to_string()])
     }
 
+    /// The page of a node, by its peer port, with the certificate in this folder.
+    pub fn over_tls(node: &Node, shown: &Path) -> Result<Self> {
+        let file = |name: &str| shown.join(name).display().to_string();
+        let [at, cert, key, ca] =
+            [node.listen().to_string(), file("client.pem"), file("client.key"), file("ca.pem")];
+        Self::by(&["--at", &at, "--tls-cert", &cert, "--tls-key", &key, "--tls-ca", &ca])
+    }
+
     /// With these arguments of `vmove`.
     pub fn by(arguments: &[&str]) -> Result<Self> {
         let mut command = Command::new(places::product("vmove")?);

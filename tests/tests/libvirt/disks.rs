@@ -3,18 +3,14 @@
 use std::path::Path;
 
 use vmove_skip::{free_port, need};
-use vmove_tests::disks::{self, DISK_BYTES, busy};
-use vmove_tests::guest::{Guest, VIRTIO};
+use vmove_tests::disks::{self, DISK_BYTES};
+use vmove_tests::guest::Guest;
 use vmove_tests::libvirt::{self, Arm, DOMAIN, Pair};
 use vmove_tests::sandbox::Sandbox;
-use vmove_tests::scene::memory_mib;
 
-/// A guest that works on this disk and on its memory.
+/// A guest that works on this disk, which libvirt gives it, and on its memory.
 fn guest(image: &Path) -> Guest {
-    let mut guest = Guest::new(memory_mib(&busy()), busy()).expect("a guest");
-    guest.modules = VIRTIO.into_iter().chain(["virtio_blk"]).collect();
-    guest.disk = Some(image.to_owned());
-    guest
+    disks::guest_on(image, Vec::new()).expect("a guest")
 }
 
 /// Its disk is a file that both hosts have. libvirt knows of none of this machine that it is shared: `--unsafe`.

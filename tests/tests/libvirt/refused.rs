@@ -54,10 +54,8 @@ fn a_domain_whose_memory_is_in_no_file_is_refused() {
     need!(libvirt::ready());
     let pair = Pair::new(&guest(), Arm::Enabled).expect("two hosts");
     // Somebody has edited it since it was enabled.
-    let xml = pair.hosts[0].virsh(&["dumpxml", "--inactive", DOMAIN]).expect("its XML");
-    let file = pair.path().join("memfd.xml");
-    std::fs::write(&file, xml.replace("<source type='file'/>", "<source type='memfd'/>")).expect("written");
-    pair.hosts[0].virsh(&["define", &file.to_string_lossy()]).expect("defined");
+    pair.define_changed(0, |xml| xml.replace("<source type='file'/>", "<source type='memfd'/>"))
+        .expect("defined");
     pair.hosts[0].virsh(&["start", DOMAIN]).expect("started");
     let error = pair.migrate(0, &[]).expect_err("refused").to_string();
     assert!(error.contains("It has no RAM in named files"), "{error}");
@@ -87,12 +85,12 @@ fn a_domain_whose_monitor_has_another_client_is_refused() {
 fn a_domain_without_the_second_monitor_migrates_as_before() {
     need!(libvirt::ready());
     let pair = Pair::new(&guest(), Arm::Enabled).expect("two hosts");
-    let xml = pair.hosts[0].virsh(&["dumpxml", "--inactive", DOMAIN]).expect("its XML");
-    let (before, rest) = xml.split_once("<qemu:commandline>").expect("arguments");
-    let (_, after) = rest.split_once("</qemu:commandline>").expect("their end");
-    let file = pair.path().join("plain.xml");
-    std::fs::write(&file, format!("{before}{after}")).expect("written");
-    pair.hosts[0].virsh(&["define", &file.to_string_lossy()]).expect("defined");
+    let without_arguments = |xml: &str| {
+        let (before, rest) = xml.split_once("<qemu:commandline>").expect("arguments");
+        let (_, after) = rest.split_once("</qemu:commandline>").expect("their end");
+        format!("{before}{after}")
+    };
+    pair.define_changed(0, without_arguments).expect("defined");
     pair.hosts[0].virsh(&["start", DOMAIN]).expect("started");
     pair.hosts[0].beacon().expect("it runs");
     pair.migrate(0, &[]).expect("libvirt migrates it");
@@ -105,11 +103,8 @@ fn a_domain_without_the_second_monitor_migrates_as_before() {
 fn a_domain_whose_name_another_one_has_there_stays() {
     need!(libvirt::ready());
     let pair = Pair::running(&guest()).expect("two hosts");
-    let xml = pair.hosts[0].virsh(&["dumpxml", "--inactive", DOMAIN]).expect("its XML");
-    let other = xml.replace(libvirt::UUID, "00000000-0000-4000-8000-000000000001");
-    let file = pair.path().join("other.xml");
-    std::fs::write(&file, other).expect("written");
-    pair.hosts[1].virsh(&["define", &file.to_string_lossy()]).expect("defined");
+    pair.define_changed(1, |xml| xml.replace(libvirt::UUID, "00000000-0000-4000-8000-000000000001"))
+        .expect("defined");
     let error = pair.migrate(0, &[]).expect_err("refused").to_string();
     assert!(error.contains("already exists with uuid"), "{error}");
     pair.hosts[1].virsh(&["undefine", DOMAIN]).expect("undefined");
