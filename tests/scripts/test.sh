@@ -95,9 +95,14 @@ loaded_not_linked() {
     ! readelf -d "$(target_dir)/debug/vmoved" | grep -E 'NEEDED.*(ibverbs|rdmacm)'
 }
 
+# Seconds for one program of tests, more than any needs: one that hangs does not take the time of all others. Of unit tests:
+UNIT_TIME=600
+# Of all others:
+PROGRAM_TIME=3600
+
 test_unit() {
     local failed=0
-    cargo test --no-fail-fast --workspace --lib --bin vmove-structure -- --show-output | counted || failed=1
+    env "$(cargo_runner)=timeout --foreground --verbose $UNIT_TIME" cargo test --no-fail-fast --workspace --lib --bin vmove-structure -- --show-output | counted || failed=1
     cargo test --no-fail-fast --workspace --doc | counted || failed=1
     return $failed
 }
@@ -276,10 +281,13 @@ run_tests() {
 # timed_tests TARGET... -- ARGUMENTS: runs them, and says how long each took. Rust's test harness does that for nightly compilers, and for
 # those that the variable declares to be such; the runner sets it for the tests alone, since with it everything would be compiled once more.
 timed_tests() {
-    local host
-    host=$(rustc -vV | sed -n 's/^host: //p' | tr a-z- A-Z_)
-    env "CARGO_TARGET_${host}_RUNNER=env RUSTC_BOOTSTRAP=1" \
+    env "$(cargo_runner)=env RUSTC_BOOTSTRAP=1 timeout --foreground --verbose $PROGRAM_TIME" \
         cargo test --no-fail-fast --workspace "$@" --show-output -Z unstable-options --report-time
+}
+
+# Name of the variable with the command by which cargo runs what it has built.
+cargo_runner() {
+    echo "CARGO_TARGET_$(rustc -vV | sed -n 's/^host: //p' | tr a-z- A-Z_)_RUNNER"
 }
 
 # Tests that failed beside others run once more, alone: many of them measure times, on a machine that others use. One that passes then is
