@@ -55,8 +55,9 @@ pub(crate) fn session_of(name: &str) -> Option<SessionId> {
     id.parse().ok().map(SessionId)
 }
 
-/// Whether the guest's memory outlives its QEMU here.
-pub(crate) fn is_kept(vm: &VmRecord) -> bool {
+/// Whether the guest's memory outlives its QEMU here: that of a guest on a visit, and of one of libvirt's.
+#[must_use]
+pub fn is_kept(vm: &VmRecord) -> bool {
     !vm.ram.is_empty() && vm.ram.iter().all(|ram| is_second_name(&ram.path))
 }
 

@@ -161,7 +161,11 @@ async fn read_in_turns(fill: Arc<Fill>, endpoint: Box<dyn Endpoint>) {
     while !fill.stopping() {
         match worker.turn() {
             Ok(Turn::Worked) => tokio::task::yield_now().await,
-            Ok(Turn::Waits(_) | Turn::Rests(_) | Turn::Idle) => tokio::time::sleep(IDLE_INTERVAL).await,
+            Ok(Turn::Waits(_) | Turn::Rests(_) | Turn::Idle) => {
+                tokio::time::sleep(IDLE_INTERVAL).await;
+                // What a guest waits for is marked in the table, and told by nobody.
+                fill.memory.demand.was_dropped();
+            }
             Err(event) => return fill.tell(event),
         }
     }
@@ -484,6 +488,7 @@ impl<'a> Worker<'a> {
         // There may be more; and somebody else may claim this one first.
         memory.demand.was_dropped();
         let claimed = read_parts::claim(&memory.blocks[index], PageRun::new(page, 1), 1)?;
+        let _ = self.fill.hints.force_push((index, page.0));
         Some(Piece::claimed(index, claimed))
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::error::ReleaseError;
 use super::final_pages::FinalPages;
 use super::memory::SourceMemory;
 use super::session::Session;
@@ -15,12 +16,13 @@ use crate::visits::{Said, VisitStand};
 use vmove_memory::MemoryError;
 use vmove_node::disk::remove_files;
 use vmove_node::record::VmRecord;
-use vmove_qmp::process::ProcessError;
 use vmove_types::problem::chain;
 use vmove_types::progress::{GoingHome, VISIT};
 use vmove_types::report::VisitEnd;
 use vmove_types::spec::Visit;
 
+/// After a disk has failed.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// For the word of the node that a guest had visited, which has the figures.
 const SAYS_SO_ITSELF: Duration = Duration::from_secs(5);
 
@@ -33,17 +35,8 @@ pub(super) fn guest_runs_there(session: &Session) {
             p.going_home = going_home;
         });
         let (node, vm) = (Arc::clone(&session.node), session.vm().clone());
-        // Nothing waits for it: pages are served from the files.
-        vmove_node::task::spawn(async move {
-            if let Err(error) = let_qemu_go(&node, &vm).await {
-                let error = chain(&error);
-                tracing::error!(
-                    vm = vm.name,
-                    error,
-                    "the QEMU of a guest that visits another node does not end"
-                );
-            }
-        });
+        // Only the way home waits for it: pages are served from the files.
+        vmove_node::task::spawn(let_qemu_go_at_last(node, vm));
     }
     if let Some(home) = session.journal.record().home {
         // What it had not touched on its visit is at home.
@@ -75,12 +68,29 @@ pub(super) fn came_home(session: &Session, earlier: bool) -> impl Future<Output 
     }
 }
 
+/// Goes on until that is done: a VM that is not forgotten here cannot come home.
+async fn let_qemu_go_at_last(node: Arc<Node>, vm: VmRecord) {
+    let mut told = false;
+    while let Err(error) = let_qemu_go(&node, &vm).await {
+        if !told {
+            let error = chain(&error);
+            tracing::error!(
+                vm = vm.name,
+                error,
+                "what a guest has here that visits another node is not freed: trying again"
+            );
+        }
+        told = true;
+        tokio::time::sleep(TRY_AGAIN).await;
+    }
+}
+
 /// Ends the stopped QEMU of a guest that visits another node, and forgets the VM: it may come home under the same name. By SIGKILL, since a QEMU that
 /// ends by itself may give its memory's files back to the kernel (`discard-data=on`), and they are kept.
 ///
 /// # Errors
-/// QEMU does not end; nothing was forgotten.
-pub(super) async fn let_qemu_go(node: &Node, vm: &VmRecord) -> Result<(), ProcessError> {
+/// QEMU does not end, or the VM's record cannot be removed.
+pub(super) async fn let_qemu_go(node: &Node, vm: &VmRecord) -> Result<(), ReleaseError> {
     if !is_kept(vm) {
         return Ok(());
     }
@@ -95,14 +105,7 @@ pub(super) async fn let_qemu_go(node: &Node, vm: &VmRecord) -> Result<(), Proces
         return Ok(());
     }
     remove_files(node.disk(), here.ram.iter().map(|ram| &ram.path).chain([&vm.qmp_socket]));
-    if let Err(error) = node.vms.remove(&vm.name) {
-        tracing::warn!(
-            vm = vm.name,
-            error = chain(&error),
-            "could not remove the record of a VM that visits another node"
-        );
-    }
-    Ok(())
+    Ok(node.vms.remove(&vm.name)?)
 }
 
 impl FinalPages {

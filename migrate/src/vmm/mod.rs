@@ -30,6 +30,7 @@ use vmove_types::Backing;
 use vmove_types::time::Mono;
 use vmove_types::vm::Running;
 
+pub use crate::kept_memory::is_kept;
 pub use crate::taps::{Tap, TapsError};
 pub use disks::{CopiesDisks, MovesDisks, TakesDisks};
 pub use qemu::Qemu;
@@ -75,7 +76,7 @@ pub trait Vmm: Send + Sync + fmt::Debug {
     /// Finds the guest's memory in QEMU. The guest does not notice.
     ///
     /// # Errors
-    /// [`MemoryError`], also if QEMU has ended.
+    /// [`MemoryError`], also if QEMU has ended, unless its memory [is kept](is_kept).
     fn find_memory(&self, vm: &VmRecord, files: &[&RamFile]) -> Result<Box<dyn GuestWrites>, MemoryError>;
 
     /// Ends the QEMU of a guest that has left: it is asked by its monitor if `by_monitor`, then killed.

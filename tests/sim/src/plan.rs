@@ -27,6 +27,8 @@ pub struct Schedule {
     pub manner: Manner,
     /// How many guests move at one barrier; the first alone may own a device.
     pub guests: usize,
+    /// It goes for a visit, and how that ends. `mode` is that of later migrations then.
+    pub visit: Option<VisitEnds>,
     /// Moved back when all is well again: what was left over would be in the way.
     pub and_back: bool,
 }
@@ -40,6 +42,15 @@ pub enum Manner {
     Refuses,
     /// It lets it go, after so many milliseconds.
     Late(u64),
+}
+
+/// How a visit ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VisitEnds {
+    /// This many milliseconds after it was first seen.
+    pub after_ms: u64,
+    /// The guest stays where it visits; otherwise it is taken home.
+    pub stays: bool,
 }
 
 /// A blow and its moment.
@@ -133,7 +144,19 @@ impl Schedule {
     #[must_use]
     pub const fn with(mode: &'static str, blows: Vec<Planned>) -> Self {
         let (device, manner) = (false, Manner::LetsGo);
-        Self { seed: 1, mode, paused: false, latency_ms: 2, blows, device, manner, guests: 1, and_back: true }
+        let (guests, visit) = (1, None);
+        Self {
+            seed: 1,
+            mode,
+            paused: false,
+            latency_ms: 2,
+            blows,
+            device,
+            manner,
+            guests,
+            visit,
+            and_back: true,
+        }
     }
 
     /// The schedule of a seed.
@@ -158,7 +181,13 @@ impl Schedule {
         }
         // What one guest alone does is half as much.
         let guests = if rng.percent(40) { 2 } else { 1 };
-        Self { seed, mode, paused, latency_ms, blows, device, manner, guests, and_back }
+        let visits = guests == 1 && !device && rng.percent(50);
+        let visit =
+            visits.then(|| VisitEnds { after_ms: rng.of(&[0, 300, 1_000, 6_000]), stays: rng.percent(25) });
+        if visit.is_some() {
+            blows.iter_mut().for_each(|planned| later_on_a_visit(planned, &mut rng));
+        }
+        Self { seed, mode, paused, latency_ms, blows, device, manner, guests, visit, and_back }
     }
 }
 
@@ -168,6 +197,15 @@ fn later(planned: &mut Planned, rng: &mut Rng) {
         && rng.percent(50)
     {
         *step += rng.below(STEPS / 2);
+    }
+}
+
+/// A visit is two ways, and what is between them.
+fn later_on_a_visit(planned: &mut Planned, rng: &mut Rng) {
+    match &mut planned.when {
+        Moment::Step(_, step) if rng.percent(60) => *step += rng.below(2 * STEPS),
+        Moment::Millis(ms) if rng.percent(60) => *ms += rng.below(4 * MILLIS),
+        _ => {}
     }
 }
 

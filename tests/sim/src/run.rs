@@ -154,21 +154,29 @@ fn lost(world: &World) -> impl Iterator<Item = bool> {
 
 /// Asks for a migration, again if it was called off, while blows come.
 async fn under_blows(world: &World) {
-    let mut begun = 0;
+    let (mut begun, mut seen) = (0, None);
     let until = world.elapsed() + BLOWS_LAST;
     while world.elapsed() < until {
         if operator::home(world) == Some(0) && begun < ATTEMPTS && !has_left(world) {
-            begun += u32::from(operator::migrate(world, 0).await);
+            begun += u32::from(operator::send_off(world).await);
         }
         sleep(LOOK_INTERVAL).await;
+        if operator::visitor(world).is_some() {
+            let after_ms = world.state().schedule.visit.map_or(0, |visit| visit.after_ms);
+            let since = *seen.get_or_insert(world.elapsed());
+            if world.elapsed() >= since + Duration::from_millis(after_ms) {
+                operator::end_visit(world).await;
+            }
+        }
         if has_left(world) && oracle::all_ended(world) {
             return;
         }
     }
 }
 
+/// The guest is at the other node, or was there for a visit.
 fn has_left(world: &World) -> bool {
-    operator::home(world) == Some(1)
+    operator::home(world) == Some(1) || operator::has_visited(world)
 }
 
 /// Everything works again: waits for migrations to end, and does what an operator does where one cannot by itself.
@@ -181,6 +189,8 @@ async fn settle(world: &World) {
                 break;
             }
             sleep(LOOK_INTERVAL).await;
+            // Otherwise it lasts.
+            operator::end_visit(world).await;
         }
         if !oracle::needs_help(world) {
             break;

@@ -1,6 +1,7 @@
 //! Schedules of chance, and those that have once found something.
 
 mod groups;
+mod visits;
 
 use std::path::PathBuf;
 

@@ -213,6 +213,9 @@ impl Disk for SimDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        if to.starts_with(&self.real) {
+            return self.free("rename", to, |_| std::fs::rename(from, to));
+        }
         self.change("rename", to, |files| {
             let file = files.files.remove(from).ok_or_else(missing)?;
             files.files.insert(to.to_owned(), file);
@@ -257,6 +260,9 @@ impl Disk for SimDisk {
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
+        if path.starts_with(&self.real) {
+            return list_real(path);
+        }
         self.look(|files| {
             if !files.dirs.contains_key(path) {
                 return Err(missing());
@@ -361,4 +367,14 @@ impl DiskFile for OpenFile {
     fn sync(&self) -> io::Result<()> {
         self.disk.change("sync", &self.path, |_| Ok(()))
     }
+}
+
+/// In the order of their names.
+fn list_real(dir: &Path) -> io::Result<Vec<DirEntry>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        names.extend(entry?.file_name().into_string());
+    }
+    names.sort_unstable();
+    Ok(names.into_iter().map(|name| DirEntry { name, modified: None }).collect())
 }

@@ -119,7 +119,7 @@ fn work(world: &World) -> Option<String> {
         for _ in 0..state.rng.between(1, 4) {
             let page = if state.rng.percent(70) { state.rng.below(HOT) } else { state.rng.below(PAGES) };
             let index = usize::try_from(page).unwrap_or(0);
-            if machine.table.as_ref().is_some_and(|table| !table.state(PageIndex(page)).is_final()) {
+            if !machine.has(PageIndex(page)) {
                 // It waits for the page.
                 continue;
             }

@@ -14,9 +14,17 @@ fn last_line(bytes: &[u8]) -> Option<Value> {
     serde_json::from_slice(line).ok()
 }
 
+/// A session to a node.
+#[derive(Debug)]
+pub struct Session {
+    pub id: String,
+    /// The guest came for a visit, and was not told to stay.
+    pub is_visit: bool,
+}
+
 /// The session to a node that has brought this QEMU.
 #[must_use]
-pub fn session_of(world: &World, node: NodeIndex, pid: i32) -> Option<String> {
+pub fn session_of(world: &World, node: NodeIndex, pid: i32) -> Option<Session> {
     let files = std::sync::Arc::clone(&world.state().nodes[node].files);
     let files = files.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let mut journals = files.paths();
@@ -24,6 +32,9 @@ pub fn session_of(world: &World, node: NodeIndex, pid: i32) -> Option<String> {
     journals.iter().find_map(|path| {
         let record = last_line(&files.bytes(path)?)?;
         (record.get("vm")?.get("pid")?.as_i64() == Some(i64::from(pid))).then_some(())?;
-        path.parent().and_then(Path::file_name)?.to_str().map(str::to_owned)
+        let id = path.parent().and_then(Path::file_name)?.to_str()?.to_owned();
+        let goes = record.pointer("/prepare/spec/visit").and_then(Value::as_str) == Some("go");
+        let stays = record.get("stays").and_then(Value::as_bool) == Some(true);
+        Some(Session { id, is_visit: goes && !stays })
     })
 }

@@ -6,7 +6,7 @@ use tokio::time::sleep;
 use vmove_migrate::engine::Engine;
 use vmove_migrate::groups::GroupMember;
 use vmove_node::devices::Devices as _;
-use vmove_node::peer::PeerTarget;
+use vmove_node::peer::{PeerTarget, SessionId};
 use vmove_node::record::{RamFileRecord, VmRecord};
 use vmove_qmp::confine::Confinement;
 use vmove_types::Backing;
@@ -14,7 +14,7 @@ use vmove_types::device::{DeviceChoice, DeviceRequest, Identity, VmDevice};
 use vmove_types::group::GroupProgress;
 use vmove_types::progress::{GuestPlace, Outcome, Progress, Role};
 use vmove_types::report::HeadStartStats;
-use vmove_types::spec::{HeadStart, MigrationSpec};
+use vmove_types::spec::{HeadStart, MigrationSpec, Visit};
 
 use crate::plan::{NODES, NodeIndex};
 use crate::world::World;
@@ -138,6 +138,57 @@ pub fn home_of(world: &World, vm: usize) -> Option<NodeIndex> {
     })
 }
 
+/// `vmove migrate`, or `vmove visit` if the schedule has the guest go for one: whether it was begun.
+pub async fn send_off(world: &World) -> bool {
+    if world.state().schedule.visit.is_none() {
+        return migrate(world, 0).await;
+    }
+    let begun = visit(world, 0, Visit::Go).await;
+    world.note("world", format!("visit {}: {begun}", NODES[1]));
+    begun
+}
+
+/// The visit by which the guest is at the other node, if it is there for one.
+#[must_use]
+pub fn visitor(world: &World) -> Option<SessionId> {
+    daemon(world, 1)?.engine.visitor(VM).map(|(id, _)| id)
+}
+
+/// `vmove visit --back` or `--stay`, as the schedule has it.
+pub async fn end_visit(world: &World) {
+    let Some((id, ends)) = visitor(world).zip(world.state().schedule.visit) else { return };
+    if ends.stays {
+        let asked = at(world, 1, move |daemon| async move { daemon.engine.stay(&id.to_string()).is_ok() });
+        let told = asked.await;
+        world.note("world", format!("visit --stay: {told:?}"));
+    } else if visit(world, 1, Visit::Back).await {
+        let before =
+            listed(world, 1).unwrap_or_default().into_iter().find_map(|progress| match progress.outcome {
+                Outcome::Failed { error, .. } => Some(error),
+                Outcome::Refused { blockers, .. } => Some(format!("{blockers:?}")),
+                _ => None,
+            });
+        world.note("world", format!("visit --back, after {before:?}"));
+    }
+}
+
+/// Whether the guest has been on a visit that has ended.
+#[must_use]
+pub fn has_visited(world: &World) -> bool {
+    let visited =
+        |progress: &Progress| matches!(&progress.outcome, Outcome::Done { report } if report.visit.is_some());
+    (0..NODES.len()).filter_map(|node| listed(world, node)).flatten().any(|progress| visited(&progress))
+}
+
+async fn visit(world: &World, from: NodeIndex, visit: Visit) -> bool {
+    let to = NODES[1 - from].to_owned();
+    let target = PeerTarget { name: to.clone(), address: to };
+    let spec = MigrationSpec { visit, ..MigrationSpec::default() };
+    let asked =
+        at(world, from, move |daemon| async move { daemon.engine.start(VM, target, spec).await.is_ok() });
+    asked.await == Some(true)
+}
+
 /// `vmove migrate`: whether it was begun.
 pub async fn migrate(world: &World, from: NodeIndex) -> bool {
     let to = NODES[1 - from];
@@ -221,7 +272,7 @@ pub async fn recover(world: &World) {
             let Outcome::Failed { guest, error, .. } = &session.outcome else { continue };
             match guest {
                 GuestPlace::PausedAtSource | GuestPlace::PausedAtDestination => {
-                    world.note(name, format!("operator: recover, after {:?}", session.role));
+                    world.note(name, format!("operator: recover, after {:?}: {error}", session.role));
                     let id = session.id.clone();
                     let asked =
                         at(world, node, move |daemon| async move { daemon.engine.recover(&id).await });

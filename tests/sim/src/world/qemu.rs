@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncWriteExt as _, DuplexStream};
 use tokio::sync::Notify;
-use vmove_memory::{Mapping, PageIndex, PageTable, RamFile};
+use vmove_memory::{Mapping, PageIndex, PageRun, PageTable, RamFile, Want};
 use vmove_types::device::PciAddress;
 
 use crate::plan::{NODES, NodeIndex};
@@ -66,6 +66,10 @@ pub struct Machine {
     pub touched: Option<PageIndex>,
     pub stage: Stage,
     pub exited: Arc<Notify>,
+    /// Its memory is that of before a visit: what it wrote while it started went elsewhere.
+    pub is_home: bool,
+    /// The guest has come for a visit, and gets only pages that it waits for.
+    pub visits: bool,
     /// Devices of the node that it has plugged in, by id.
     pub devices: BTreeMap<String, PciAddress>,
     /// By number: pages that were written since a tracker looked last.
@@ -74,6 +78,24 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Whether the guest can have this page now. On a visit it says that it waits for it, and a page that it has is marked as one that it may have
+    /// written, as whoever serves its faults does it.
+    pub fn has(&self, page: PageIndex) -> bool {
+        let Some(table) = &self.table else { return true };
+        if !self.visits {
+            return table.state(page).is_final();
+        }
+        match table.want(page) {
+            // Dropped, the page is still wanted: readers find it so.
+            Want::Fetch(_) | Want::OnItsWay => false,
+            Want::MapNow | Want::ZeroNow | Want::MapAgain => {
+                table.mark_mapped(PageRun::new(page, 1));
+                true
+            }
+            Want::Poisoned => true,
+        }
+    }
+
     /// A page was written.
     pub fn written(&mut self, page: u64) {
         for dirty in self.trackers.values_mut() {
@@ -134,6 +156,8 @@ pub fn start(
         touched: None,
         stage: Stage::None,
         exited: Arc::default(),
+        is_home: false,
+        visits: false,
         devices: BTreeMap::new(),
         trackers: BTreeMap::new(),
         last_tracker: 0,

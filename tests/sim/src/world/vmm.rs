@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use vmove_memory::{ByteLen, MemoryError, PageIndex, PageRun, PageTable, RamFile};
 use vmove_migrate::vmm::{
     ArrivingMonitor, Attached, FaultsError, GuestWrites, Halt, Leaving, LeavingMonitor, NotReady,
-    PageWorkers, QemuHandle, TakenFaults, Vmm,
+    PageWorkers, QemuHandle, TakeHomeError, TakenFaults, Vmm, is_kept,
 };
 use vmove_node::peer::BoxedStream;
 use vmove_node::record::VmRecord;
@@ -143,7 +143,12 @@ impl Vmm for SimVmm {
     }
 
     fn find_memory(&self, vm: &VmRecord, _: &[&RamFile]) -> Result<Box<dyn GuestWrites>, MemoryError> {
-        if self.is_alive(vm.pid) { Ok(Box::new(self.qemu(vm.pid))) } else { Err(ended(vm.pid)) }
+        // As the real one: of a guest that visits, what is still to be sent is in the files.
+        if self.is_alive(vm.pid) || is_kept(vm) {
+            Ok(Box::new(self.qemu(vm.pid)))
+        } else {
+            Err(ended(vm.pid))
+        }
     }
 
     async fn end_left(&self, vm: &VmRecord, _: bool, _: Duration) -> Result<(), ProcessError> {
@@ -204,6 +209,9 @@ impl Vmm for SimVmm {
         }
         let mut state = self.world.state();
         let machine = state.machine(pid).ok_or_else(|| ended(pid))?;
+        if machine.is_home {
+            return Ok(TakenFaults { attached: None, fault_fd: FAULT_FD, touched: Vec::new() });
+        }
         guest::write(&machine.memory, FIRMWARE_PAGE, FIRMWARE);
         let touched = vec![(0, PageRun::new(PageIndex(FIRMWARE_PAGE), 1))];
         Ok(TakenFaults { attached: None, fault_fd: FAULT_FD, touched })
@@ -278,10 +286,7 @@ impl Qemu {
     /// QEMU's main loop has touched a page of the guest, as it does when an interrupt is delivered just then: until the page has landed nothing is
     /// answered.
     async fn has_its_page(&self, command: &str) -> Result<(), QmpError> {
-        let waits = |machine: &mut qemu::Machine| {
-            let state = machine.touched.and_then(|page| Some(machine.table.as_ref()?.state(page)));
-            state.is_some_and(|state| !state.is_final())
-        };
+        let waits = |machine: &mut qemu::Machine| machine.touched.is_some_and(|page| !machine.has(page));
         let deadline = Instant::now() + ANSWER_TIMEOUT;
         while self.look(waits).ok_or_else(|| no_monitor(Path::new("qmp.sock")))? {
             if Instant::now() > deadline {
@@ -531,10 +536,22 @@ impl ArrivingMonitor for Qemu {
         }
     }
 
+    async fn take_home(&self, _: u32, _: &[RamFile], home: &[&RamFile]) -> Result<(), TakeHomeError> {
+        self.asked("give QEMU its memory of before").await?;
+        let memory = home.first().ok_or(TakeHomeError::Unable)?.map()?;
+        let had = self.look(|machine| {
+            guest::write(&machine.memory, FIRMWARE_PAGE, FIRMWARE);
+            machine.is_home = true;
+            std::mem::replace(&mut machine.memory, memory)
+        });
+        had.map(drop).ok_or(TakeHomeError::Memory(ended(self.pid)))
+    }
+
     async fn resume(&self) -> Result<Option<Mono>, QmpError> {
         self.asked("cont").await?;
-        let table = self.table();
+        let (table, visits) = self.table().map_or((None, false), |(table, visits)| (Some(table), visits));
         self.look(|machine| {
+            machine.visits = visits;
             machine.table = machine.table.take().or(table);
             // One that is not there yet.
             let missing = |table: &Arc<PageTable>| {
@@ -555,10 +572,11 @@ impl ArrivingMonitor for Qemu {
 
 impl Qemu {
     /// The page table of the session that brings the guest here: until a page has landed a guest thread that touches it waits.
-    fn table(&self) -> Option<Arc<PageTable>> {
+    /// And whether that is a visit.
+    fn table(&self) -> Option<(Arc<PageTable>, bool)> {
         let memory_dir = self.world().memory_dir(self.vmm.life.node());
         let session = crate::world::journals::session_of(self.world(), self.vmm.life.node(), self.pid)?;
         let dir = vmove_node::layout::memory_dir(&memory_dir, Backing::Thp);
-        PageTable::open(&dir.join(format!("{session}-0.pages"))).ok()
+        Some((PageTable::open(&dir.join(format!("{}-0.pages", session.id))).ok()?, session.is_visit))
     }
 }
