@@ -16,6 +16,7 @@ use super::monitor::{Connecting, Monitor, Resumed, Resuming, Wish};
 use super::page_messages::take_hashes;
 use super::session::{Control, End, Event, Session, Waited, qemu_lives};
 use super::verify::SourceHashes;
+use super::vm_files::remove_ended;
 use crate::devices::{missing, told};
 use crate::owed::TRY_AGAIN;
 use crate::ownership::DestinationEvent;
@@ -423,6 +424,9 @@ impl Owner {
             }
             // Its QEMU here has ended, or will: nothing is to be undone in it.
             session.pages.end_for_good();
+            if self.visit_end == Some(VisitEnd::Ended) {
+                remove_ended(&session.node, session.journal.record());
+            }
             return Ok(Some(self.figures_of(session)));
         }
         // A daemon started anew that finds Complete does not look whether the guest was resumed.

@@ -284,14 +284,6 @@ pub(crate) fn tidy(node: &Node, record: &DestinationRecord) {
     }
 }
 
-/// After the end of a VM that came here and has no record: nobody else removes its memory.
-pub(crate) fn remove_ended(node: &Node, record: &DestinationRecord) {
-    let Some(vm) = record.vm.as_ref().filter(|vm| vm.libvirt.is_none() && !node.vms.has(&vm.name)) else {
-        return;
-    };
-    vm_files::remove_of(node.disk(), &vm.ram, &vm.qmp_socket, None);
-}
-
 /// After a kill before the record of a VM that came here could be written: the journal has it.
 pub(crate) fn enter_again(node: &Node, record: &DestinationRecord) {
     let Some(vm) = record.vm.as_ref().filter(|vm| vm.libvirt.is_none()) else { return };

@@ -280,3 +280,11 @@ impl Drop for Undo<'_> {
         }
     }
 }
+
+/// After the end of a VM that came here and has no record: nobody else removes its memory.
+pub(crate) fn remove_ended(node: &Node, record: &DestinationRecord) {
+    let Some(vm) = record.vm.as_ref().filter(|vm| vm.libvirt.is_none() && !node.vms.has(&vm.name)) else {
+        return;
+    };
+    remove_of(node.disk(), &vm.ram, &vm.qmp_socket, None);
+}

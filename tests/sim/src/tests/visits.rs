@@ -86,4 +86,7 @@ fn a_guest_whose_qemu_dies_on_its_visit_leaves_nothing_at_home() {
     let dies = Planned { when: Moment::Millis(400), blow: Blow::QemuDies { node: DESTINATION } };
     let report = walk("dies", visiting(VisitEnds { after_ms: 2_000, ..BACK }, vec![dies]));
     assert_eq!(report.end, End::Died);
+    // It was ours, had never run, and had no record: nobody removed its memory.
+    let dies = at(DESTINATION, "cont", Blow::QemuDies { node: DESTINATION });
+    assert_eq!(walk("dies-early", visiting(BACK, vec![dies])).end, End::Died);
 }
