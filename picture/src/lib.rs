@@ -1,7 +1,8 @@
 //! What all pictures share: paper and colours for light and dark screens, texts that fit, scales.
 
-#[cfg(feature = "check")]
+#[cfg(any(test, feature = "check"))]
 pub mod check;
+pub mod plot;
 mod scale;
 
 use svg::node::element::{Group, Line, Polyline, Rectangle, Style, Text, Title};

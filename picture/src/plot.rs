@@ -1,7 +1,7 @@
 //! A plot of measurements as SVG.
 
+use crate::{COLOURS, MARGIN, Sheet, apart, decades, fitting, tenth, text, text_around, text_to};
 use svg::node::element::Circle;
-use vmove_picture::{COLOURS, MARGIN, Sheet, apart, decades, fitting, tenth, text, text_around, text_to};
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 420.0;
@@ -127,7 +127,7 @@ fn thousands(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vmove_picture::check::faults;
+    use crate::check::faults;
 
     #[test]
     fn numbers_are_grouped() {

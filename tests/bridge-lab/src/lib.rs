@@ -19,7 +19,6 @@
 
 pub mod churn;
 pub mod fleet;
-pub mod plot;
 pub mod slurm_model;
 pub mod slurm_stream;
 pub mod storm;

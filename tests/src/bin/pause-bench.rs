@@ -37,7 +37,7 @@ struct Arguments {
     /// Emulate the guest, although there is KVM: up to 900 GiB
     #[arg(long)]
     emulated: bool,
-    /// Folder for pause.json and pause.md
+    /// Folder for pause.json, pause.md and pause.svg
     #[arg(long, default_value = "target/bench")]
     out: PathBuf,
 }
@@ -79,7 +79,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
         rows.push(Row { case, moves, failure });
         write(out, &setting, &rows)?;
     }
-    println!("{}\nwritten: {1}/pause.json, {1}/pause.md", pause::text(&rows), out.display());
+    println!("{}\nwritten: {1}/pause.json, {1}/pause.md, {1}/pause.svg", pause::text(&rows), out.display());
     Ok(sound)
 }
 
@@ -104,5 +104,6 @@ fn cases(arguments: &Arguments) -> Vec<Case> {
 
 fn write(out: &Path, setting: &Setting, rows: &[Row]) -> Result<()> {
     let report = Report { schema: 1, setting, rows };
+    std::fs::write(out.join("pause.svg"), pause::picture(rows))?;
     setting.write(out, "pause", &report, &pause::text(rows))
 }

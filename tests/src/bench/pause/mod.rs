@@ -20,7 +20,7 @@ use crate::payload::{self, KvmPages};
 use crate::sandbox::Sandbox;
 
 pub use filled::{Fill, available_mib};
-pub use report::{Report, Row, text};
+pub use report::{Report, Row, picture, text};
 
 const NAME: &str = "guest";
 /// Nodes between which the guest moves to and fro.

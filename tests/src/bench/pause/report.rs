@@ -1,6 +1,9 @@
 //! The figures as a table and as JSON.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
+use vmove_picture::plot::Plot;
 
 use super::{Case, Move};
 use crate::bench::report::{Setting, aligned, shorten};
@@ -64,6 +67,26 @@ impl Row {
     }
 }
 
+/// The median pause by the size of the guest, a line for what else differs.
+#[must_use]
+pub fn picture(rows: &[Row]) -> String {
+    let mut lines: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+    for row in rows {
+        let Case { memory, fill, writes, mode, .. } = &row.case;
+        let Some((_, median, _)) = row.spread(|m| m.downtime_ms) else { continue };
+        let line = lines.entry(format!("{mode}, {}, {}", fill.label(), writes.label())).or_default();
+        line.push((f64::from(memory.0) / 1024.0, median));
+    }
+    let plot = Plot {
+        title: "How long a guest stands still in a move, by its size",
+        across: "memory of the guest, GiB",
+        up: "median pause, ms",
+        series: lines.iter().map(|(name, points)| (name.as_str(), points.clone())).collect(),
+        goal: None,
+    };
+    plot.draw()
+}
+
 /// A Markdown table.
 #[must_use]
 pub fn text(rows: &[Row]) -> String {
@@ -72,4 +95,38 @@ pub fn text(rows: &[Row]) -> String {
     let mut lines: Vec<[String; 14]> = vec![std::array::from_fn(|column| head[column].clone())];
     lines.extend(rows.iter().map(Row::cells));
     aligned(&lines, &[0, 1, 2, 3, 13])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::pause::{Fill, Memory, Writes};
+    use vmove_picture::check::faults;
+
+    #[test]
+    fn the_picture_has_a_line_for_what_differs_and_a_point_for_each_size() {
+        let row = |gib: u32, fill, pause: &[f64]| Row {
+            case: Case {
+                memory: Memory(gib << 10),
+                fill,
+                writes: Writes::Ring,
+                mode: "hybrid".to_owned(),
+                runs: 3,
+            },
+            moves: pause.iter().map(|ms| Move { downtime_ms: *ms, ..Move::default() }).collect(),
+            failure: None,
+        };
+        let rows = [
+            row(1, Fill::Empty, &[2.0, 9.0, 2.5]),
+            row(1024, Fill::Empty, &[9.3]),
+            row(8, Fill::Half, &[11.8]),
+            row(64, Fill::Half, &[]),
+        ];
+        let svg = picture(&rows);
+        assert_eq!(faults(&svg), Vec::<String>::new());
+        assert_eq!(svg.matches("<circle").count(), 3, "what was not measured has no point");
+        for words in ["hybrid, empty, ring, 9.3", "hybrid, half full, ring, 11.8", "1,024"] {
+            assert!(svg.contains(words), "{words}");
+        }
+    }
 }

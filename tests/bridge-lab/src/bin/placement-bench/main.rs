@@ -9,9 +9,9 @@ mod streams;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use bridge_lab::plot::Plot;
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
+use vmove_picture::plot::Plot;
 
 /// Measures placements: prints tables, and writes sched_bench.json and sched_bench.svg
 #[derive(Debug, Parser)]
