@@ -1,4 +1,4 @@
-//! The commands `vmove` and `vfork`.
+//! The commands `vmove`, `vfork` and `vmove-pve`.
 //!
 //! They ask `vmoved` and `vbridged` through `vmove-client` and print what they answer: tables for people, one JSON object for programs. The
 //! command lines in [`args`] are the one definition behind parsing, help, man pages and completions.
@@ -16,11 +16,14 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
+mod changed_lines;
 mod clusters;
 mod failure;
 mod manual;
+mod mounts;
 mod output;
 mod page;
+pub mod pve;
 pub mod vfork;
 pub mod vmove;
 mod waiting;

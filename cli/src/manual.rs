@@ -6,7 +6,7 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 use serde_json::json;
 
-use crate::args::{vfork, vmove};
+use crate::args::{pve, vfork, vmove};
 use crate::output::{End, say, say_json};
 use vmove_types::problem::{Code, Exit, Problem};
 
@@ -28,13 +28,13 @@ const OTHER_PAGES: [(&str, &str); 6] = [
     ("vmove-redfish-adapter.1", include_str!("../../sched-bridge/adapter/dist/vmove-redfish-adapter.1")),
 ];
 
-/// Writes one page per command of vmove and vfork, and those of vmoved, vbridged and adapters.
+/// Writes one page per command of vmove, vfork and vmove-pve, and those of vmoved, vbridged and adapters.
 pub fn man(dir: &Path, json: bool) -> Result<Exit, End> {
     let failed = |path: &Path, error: std::io::Error| {
         Problem::new(Code::LocalFile, format!("Could not write man pages to {}: {error}", path.display()))
     };
     std::fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
-    for command in [vmove::Cli::command(), vfork::Cli::command()] {
+    for command in [vmove::Cli::command(), vfork::Cli::command(), pve::Cli::command()] {
         clap_mangen::generate_to(command.disable_help_subcommand(true), dir).map_err(|e| failed(dir, e))?;
     }
     for (name, text) in OTHER_PAGES {
@@ -44,7 +44,10 @@ pub fn man(dir: &Path, json: bool) -> Result<Exit, End> {
     if json {
         say_json(&json!({ "dir": dir }))?;
     } else {
-        say(&format!("Man pages of vmove, vfork, vmoved, vbridged and adapters are in {}", dir.display()))?;
+        say(&format!(
+            "Man pages of vmove, vfork, vmove-pve, vmoved, vbridged and adapters are in {}",
+            dir.display()
+        ))?;
     }
     Ok(Exit::Done)
 }
@@ -62,7 +65,14 @@ mod tests {
             let text = std::fs::read_to_string(&page).unwrap();
             assert!(text.contains("vmove"), "{}", page.display());
         }
-        let of_vfork = ["vfork.1", "vfork-create.1", "vfork-simulate.1", "vfork-template-save.1"];
+        let of_vfork = [
+            "vfork.1",
+            "vfork-create.1",
+            "vfork-simulate.1",
+            "vfork-template-save.1",
+            "vmove-pve.1",
+            "vmove-pve-move.1",
+        ];
         for name in OTHER_PAGES.map(|(name, _)| name).into_iter().chain(of_vfork) {
             assert!(dir.path().join(name).exists(), "{name}");
         }

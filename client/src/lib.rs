@@ -43,6 +43,7 @@ mod hooks;
 mod libvirt;
 mod migrations;
 mod passed_on;
+mod proxmox;
 mod stream;
 mod tls;
 mod vms;

@@ -79,6 +79,7 @@ const NEEDED: [(&str, &str); 32] = [
     ("restoreTemplate", "admin"),
     ("testHook", "admin"),
     ("answerLibvirt", "admin"),
+    ("expectProxmoxGuest", "admin"),
     ("metrics", "viewer"),
     ("showVm", "viewer"),
     ("listVms", "viewer"),

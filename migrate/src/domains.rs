@@ -84,7 +84,7 @@ pub enum CarryError {
     /// No node that is known has it.
     #[error(
         "Domain {name} is enabled for vmove, and no node that {node} knows has it running ({said}): \
-         start vmoved at its source and name that in [nodes] here, or `vmove libvirt disable {name}`"
+         start vmoved at its source and name that in [nodes] here, or disable it for vmove (`vmove libvirt disable`)"
     )]
     NobodyHasIt {
         /// Name of the domain.

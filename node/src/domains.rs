@@ -1,7 +1,7 @@
-//! Domains of libvirt whose guests move with vmove: `virsh migrate` decides, vmove carries the memory.
+//! Domains of libvirt and VMs of Proxmox VE whose guests move with vmove: `virsh migrate` or `vmove-pve move` decides, vmove carries the memory.
 //!
-//! Such a QEMU has a second monitor, a socket in one folder. Nothing is kept of it: whoever asks looks into the folder. libvirt starts and ends
-//! these QEMUs; they are in no [store](crate::store), and no command of vmove changes them.
+//! Such a QEMU has a second monitor, a socket in one folder. Nothing is kept of it: whoever asks looks into the folder. libvirt or Proxmox VE starts
+//! and ends these QEMUs; they are in no [store](crate::store), and no command of vmove changes them.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -27,6 +27,24 @@ use crate::registry::show::summary;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// What the names of their sockets end with.
 const SOCKET: &str = "qmp";
+
+/// Who starts and ends a QEMU that is not ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manager {
+    /// libvirt. Its domains have names that QEMU knows.
+    Libvirt,
+    /// Proxmox VE. Several of its VMs may have one name, so they are known by their number, which the socket has.
+    Proxmox,
+}
+
+/// Where the monitors of a manager's QEMUs are.
+#[derive(Debug, Clone)]
+pub struct Monitored {
+    /// Who starts them.
+    pub by: Manager,
+    /// The folder, which need not be there.
+    pub folder: PathBuf,
+}
 
 /// A domain that was found.
 #[derive(Debug, Clone)]
@@ -75,7 +93,7 @@ pub enum DomainError {
 #[derive(Debug)]
 pub struct Domains {
     monitors: Arc<Monitors>,
-    folder: PathBuf,
+    monitored: Vec<Monitored>,
     /// Those whose QEMU waits for its guest, and libvirt for us.
     expected: Mutex<HashMap<String, Waiting>>,
 }
@@ -110,16 +128,10 @@ impl Expected {
 }
 
 impl Domains {
-    /// Those whose monitors are in this folder, which need not be there.
+    /// Those whose monitors are in these folders.
     #[must_use]
-    pub fn new(monitors: Arc<Monitors>, folder: PathBuf) -> Arc<Self> {
-        Arc::new(Self { monitors, folder, expected: Mutex::default() })
-    }
-
-    /// Where their monitors are.
-    #[must_use]
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    pub fn new(monitors: Arc<Monitors>, monitored: Vec<Monitored>) -> Arc<Self> {
+        Arc::new(Self { monitors, monitored, expected: Mutex::default() })
     }
 
     /// Notes that a QEMU waits for its guest.
@@ -181,8 +193,11 @@ impl Domains {
             return Ok(Some(found));
         }
         // As `vmove libvirt enable` names it.
-        let socket = self.folder.join(uuid).with_extension(SOCKET);
-        if socket.exists() { self.look(&socket).await.map(Some) } else { Ok(None) }
+        let of_libvirt = self.monitored.iter().find(|monitored| monitored.by == Manager::Libvirt);
+        match of_libvirt.map(|monitored| monitored.folder.join(uuid).with_extension(SOCKET)) {
+            Some(socket) if socket.exists() => self.look(&socket).await.map(Some),
+            _ => Ok(None),
+        }
     }
 
     /// The domain whose monitor this is.
@@ -204,7 +219,7 @@ impl Domains {
         let uuid = client.execute_raw("query-uuid", Value::Null, ANSWER_TIMEOUT).await.map_err(not_there)?;
         let uuid = uuid.get("UUID").and_then(Value::as_str).unwrap_or_default().to_owned();
         let facts = inspect::facts(client, client.peer_pid().unwrap_or(0), None).await.map_err(not_there)?;
-        let (status, name) = (facts.status.clone(), facts.name.clone());
+        let (status, name) = (facts.status.clone(), self.name_by_socket(socket).or(facts.name.clone()));
         let path = socket.to_owned();
         let Found { pid, pid_start, backing, ram, command_line } =
             run_blocking(move || examine(&facts, &path)).await??;
@@ -213,7 +228,7 @@ impl Domains {
             pid: i32::try_from(pid).unwrap_or_default(),
             pid_start,
             qmp_socket: socket.to_owned(),
-            vm_dir: self.folder.clone(),
+            vm_dir: socket.parent().unwrap_or(socket).to_owned(),
             backing,
             command_line,
             environment: Vec::new(),
@@ -240,8 +255,16 @@ impl Domains {
         }
     }
 
+    /// The name of a QEMU that is not known by QEMU's own.
+    fn name_by_socket(&self, socket: &Path) -> Option<String> {
+        let of = self.monitored.iter().find(|monitored| socket.starts_with(&monitored.folder))?;
+        let number = socket.file_stem()?.to_str()?;
+        (of.by == Manager::Proxmox).then(|| format!("pve-{number}"))
+    }
+
     fn sockets(&self) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let folders = self.monitored.iter().map(|monitored| std::fs::read_dir(&monitored.folder));
+        let entries = folders.flatten().flatten().flatten();
         let paths = entries.map(|entry| entry.path());
         paths.filter(|path| path.extension().is_some_and(|kind| kind == SOCKET)).collect()
     }

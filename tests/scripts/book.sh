@@ -12,7 +12,7 @@ vmove_book() {
     lead_out_of_the_book "$source"
     say "building the commands, for their page"
     (cd "$ROOT" && cargo build --quiet --bins -p vmove-cli -p vmove-daemon -p vmove-bridge -p vmove-adapter -p vmove-fork)
-    commands_page vmove vfork vmoved vbridged vmove-fork vmove-{slurm,network,podman,redfish}-adapter >"$source/commands.md"
+    commands_page vmove vfork vmove-pve vmoved vbridged vmove-fork vmove-{slurm,network,podman,redfish}-adapter >"$source/commands.md"
     install_mdbook
     "$CACHE/mdbook/bin/mdbook" build "$source" --dest-dir "$(target_dir)/book"
     say "the book is in $(target_dir)/book/index.html"

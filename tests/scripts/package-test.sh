@@ -137,7 +137,7 @@ installed_is_whole() {
     [ -z "$(machine a dpkg --verify vmove)" ]
     machine a sh -c 'gzip -t /usr/share/man/man1/vmove*.gz /usr/share/man/man1/vfork*.gz'
     for command in run migrate completions; do machine a test -e /usr/share/man/man1/vmove-$command.1.gz; done
-    for command in vmove vfork vmoved; do completes "$command"; done
+    for command in vmove vfork vmove-pve vmoved; do completes "$command"; done
     for page in tutorial/one-machine reference/vmoved-settings decisions/0001-crate-tree guides/tls operations; do
         machine a test -s /usr/share/doc/vmove/$page.md
     done

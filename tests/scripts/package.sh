@@ -74,7 +74,7 @@ make_pages() {
     # Those of the other package. The patterns of cargo-deb have no "but".
     mkdir -p "$into/man-bridge"
     mv "$into"/man/{vbridged,vmove-*-adapter}.1.gz "$into/man-bridge/"
-    for command in vmove vfork; do
+    for command in vmove vfork vmove-pve; do
         "$1/$command" completions bash >"$into/bash/$command"
         "$1/$command" completions zsh >"$into/zsh/_$command"
         "$1/$command" completions fish >"$into/fish/$command.fish"

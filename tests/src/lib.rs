@@ -44,6 +44,7 @@ pub mod pki;
 pub mod places;
 pub mod priority;
 pub mod process;
+pub mod proxmox;
 pub mod proxy;
 pub mod sampler;
 pub mod sandbox;

@@ -31,6 +31,7 @@ pub mod node;
 pub mod problem;
 pub mod progress;
 pub mod promise;
+pub mod proxmox;
 pub mod report;
 pub mod spec;
 pub mod time;

@@ -116,7 +116,7 @@ pub enum Code {
     UnknownHook,
     /// A hook of the operator forbade it; nothing was changed.
     ForbiddenByHook,
-    /// A migration of libvirt's that cannot be carried; nothing was changed.
+    /// A migration of libvirt's, or a move of a VM of Proxmox VE, that cannot be carried, or has failed.
     DomainRefused,
     /// A fork failed; the parent runs.
     ForkFailed,

@@ -42,6 +42,9 @@ pub struct VmSummary {
     /// A domain of libvirt's: `virsh` starts, moves and ends it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub libvirt: bool,
+    /// A VM of Proxmox VE: `qm` starts and ends it, `vmove-pve move` moves it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub proxmox: bool,
     /// Devices of the node that it has, or lacks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceInfo>,

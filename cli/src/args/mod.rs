@@ -22,6 +22,7 @@ pub mod hooks;
 pub mod libvirt;
 mod members;
 pub mod page;
+pub mod pve;
 pub mod reads;
 pub mod report;
 mod requests;

@@ -1,6 +1,6 @@
 //! The `vmove` command.
 
-mod bar;
+pub(crate) mod bar;
 mod devices;
 mod disks;
 mod doctor;

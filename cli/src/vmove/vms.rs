@@ -78,6 +78,8 @@ pub async fn list(client: &Client, json: bool) -> Result<Exit, End> {
             let migration = vm.migration.unwrap_or_else(|| "-".to_owned());
             let origin = if vm.libvirt {
                 "libvirt"
+            } else if vm.proxmox {
+                "proxmox"
             } else if vm.adopted {
                 "adopted"
             } else {

@@ -16,6 +16,7 @@ mod metrics;
 mod peers;
 mod places;
 mod problem;
+mod proxmox;
 #[cfg(feature = "verbs")]
 mod rdma;
 mod rest;
@@ -51,7 +52,7 @@ use vmove_node::admission::Admission;
 use vmove_node::blocking::run_blocking;
 use vmove_node::control_groups::{ControlGroups, GroupsError};
 use vmove_node::disk::KernelDisk;
-use vmove_node::domains::Domains;
+use vmove_node::domains::{Domains, Manager, Monitored};
 use vmove_node::files::own_dir;
 use vmove_node::lock::StateLock;
 use vmove_node::monitors::Monitors;
@@ -228,6 +229,7 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     });
     tasks.spawn(metrics::sample(app.clone(), app.metrics.clone(), traces));
     tasks.spawn(learn_qemus());
+    tasks.spawn(proxmox::free_memory_of_ended_vms());
     hooks::start(&app, &mut tasks);
     tasks.spawn(going_home::take_home(app.clone()));
     tasks.spawn(reload_on_hangup(tls, app.access.clone()));
@@ -379,7 +381,10 @@ async fn assemble(
     let tuning = Tuning::open(config.tuning.clone(), grants.clone(), &config.state_dir)?;
     let admission: Arc<dyn Admission> = tuning.clone();
     let starter = Starter { groups, pins: tuning.pins().clone() };
-    let domains = Domains::new(monitors.clone(), vmove_libvirt::SOCKETS.into());
+    let monitored =
+        [(Manager::Libvirt, vmove_libvirt::SOCKETS), (Manager::Proxmox, vmove_types::proxmox::MONITORS)];
+    let monitored = monitored.map(|(by, folder)| Monitored { by, folder: folder.into() });
+    let domains = Domains::new(monitors.clone(), monitored.into());
     let settings = EngineConfig {
         node: config.node.clone(),
         sessions_dir: config.state_dir.join("sessions"),

@@ -13,7 +13,7 @@ pub(super) fn blockers(node: &Node, prepare: &Prepare, domain: &str) -> Vec<Bloc
     let other = |message: String| Blocker::new(BlockerCode::Other, message).about(&prepare.vm);
     let Some(waits) = node.config.vmm.expected(domain) else {
         let message = format!(
-            "No QEMU of libvirt waits on {} for domain {domain}: `virsh migrate` begins such a migration",
+            "No QEMU of libvirt or Proxmox VE waits on {} for domain {domain}: `virsh migrate` or `vmove-pve move` begins such a migration",
             node.config.node
         );
         return vec![other(message)];

@@ -99,7 +99,9 @@ impl fmt::Display for Shortage {
 /// Why there is no place for the VM.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VmFilesError {
-    #[error("No QEMU of libvirt waits here for domain {0}: `virsh migrate` begins such a migration")]
+    #[error(
+        "No QEMU of libvirt or Proxmox VE waits here for domain {0}: `virsh migrate` or `vmove-pve move` begins such a migration"
+    )]
     NotExpected(String),
     #[error("The source's command line cannot be used at the destination")]
     CommandLine(#[from] CommandLineError),

@@ -143,7 +143,7 @@ impl Builder {
         let port = Port::bind(listen, dialer.fabric()).await.map_err(failed)?;
         let (starter, confinement) = (ground.starter.clone(), ground.confinement.clone());
         // Of libvirt nothing is known here.
-        let domains = Domains::new(Arc::clone(&ground.monitors), PathBuf::new());
+        let domains = Domains::new(Arc::clone(&ground.monitors), Vec::new());
         let engine = Engine::open(
             EngineConfig {
                 node: name,

@@ -1,5 +1,5 @@
-//! QEMUs of libvirt domains: libvirt starts and ends them, has them migrate, and lets the guest run. Here that is followed, over a second
-//! monitor, and guest memory is added. Nothing here resumes a guest or ends a QEMU.
+//! QEMUs of libvirt domains, and of VMs of Proxmox VE, for which `vmove-pve` does what libvirt does: libvirt starts and ends them, has them migrate,
+//! and lets the guest run. Here that is followed, over a second monitor, and guest memory is added. Nothing here resumes a guest or ends a QEMU.
 
 use std::fmt;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ impl QemuHandle for OfLibvirt {
     }
 
     fn log_tail(&self) -> String {
-        "it is libvirt's: see /var/log/libvirt/qemu".to_owned()
+        "it is not vmove's: see /var/log/libvirt/qemu, or the task log of Proxmox VE".to_owned()
     }
 }
 

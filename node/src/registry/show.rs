@@ -16,6 +16,7 @@ use super::{ANSWER_TIMEOUT, Ended, Registry, RegistryError, process_of};
 use crate::blocking::run_blocking;
 use vmove_types::device::VmDevice;
 use vmove_types::progress::{Outcome, Progress, Role};
+use vmove_types::proxmox::MONITORS;
 use vmove_types::units::to_f64;
 use vmove_types::vm::{DeviceInfo, RamFileInfo, VmDetail, VmSummary};
 
@@ -123,6 +124,7 @@ impl Registry {
 
 /// What is told of a VM in this state.
 pub(crate) fn summary(record: &VmRecord, status: String, migration: Option<String>) -> VmSummary {
+    let of_proxmox = record.qmp_socket.starts_with(MONITORS);
     VmSummary {
         name: record.name.clone(),
         pid: record.pid,
@@ -130,7 +132,8 @@ pub(crate) fn summary(record: &VmRecord, status: String, migration: Option<Strin
         memory: record.backing,
         memory_bytes: record.ram.iter().map(|r| r.size).sum(),
         adopted: record.adopted,
-        libvirt: record.libvirt.is_some(),
+        libvirt: record.libvirt.is_some() && !of_proxmox,
+        proxmox: of_proxmox,
         devices: Vec::new(),
         lease: None,
         migration,
@@ -174,6 +177,7 @@ fn damaged_summary(damaged: &DamagedRecord) -> VmSummary {
         memory_bytes: 0,
         adopted: false,
         libvirt: false,
+        proxmox: false,
         devices: Vec::new(),
         lease: None,
         migration: None,

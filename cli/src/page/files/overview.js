@@ -10,7 +10,7 @@ const migrationLink = (migration) => ({ text: migration.vm, href: `#/migration/$
 /** What a VM has to say besides its state. */
 function notes(vm) {
   const lacks = (vm.devices ?? []).filter((device) => !device.held).map((device) => `lacks ${device.role}`);
-  return [vm.waiting, vm.why, vm.libvirt && "of libvirt", vm.adopted && "adopted", ...lacks].filter(Boolean).join("; ");
+  return [vm.waiting, vm.why, vm.libvirt && "of libvirt", vm.proxmox && "of Proxmox VE", vm.adopted && "adopted", ...lacks].filter(Boolean).join("; ");
 }
 
 function share(migration) {

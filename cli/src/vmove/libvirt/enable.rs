@@ -11,6 +11,7 @@ use vmove_types::problem::{Code, Exit, chain};
 
 use super::host;
 use crate::args::libvirt::DomainArgs;
+use crate::changed_lines::changed_lines;
 use crate::failure::Failure;
 use crate::output::{End, say, say_json};
 
@@ -145,14 +146,4 @@ async fn virsh(args: &DomainArgs, words: &[&str], input: Option<&str>) -> Result
         return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// Lines that are in one and not in the other: each line of a domain that changes is there once.
-fn changed_lines(old: &str, new: &str) -> Vec<String> {
-    let only = |these: &str, not: &str, sign: &str| {
-        let known: Vec<&str> = not.lines().collect();
-        let lines = these.lines().filter(|line| !known.contains(line));
-        lines.map(|line| format!("{sign}{line}")).collect::<Vec<_>>()
-    };
-    [only(old, new, "-"), only(new, old, "+")].concat()
 }

@@ -2,15 +2,15 @@
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _, chown};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use vmove_libvirt::{QemuConf, SOCKETS};
+
+use crate::mounts::not_huge_tmpfs;
 
 /// What libvirt calls.
 pub const HOOK: &str = "/etc/libvirt/hooks/qemu.d/vmove";
 const QEMU_CONF: &str = "/etc/libvirt/qemu.conf";
-/// Modes of `huge=` in which a mapping that asks for huge pages gets them.
-const HUGE: [&str; 3] = ["huge=advise", "huge=within_size", "huge=always"];
 
 /// The settings of libvirt's QEMU driver.
 pub fn qemu_conf() -> QemuConf {
@@ -73,13 +73,7 @@ pub fn install_hook(text: &str) -> io::Result<()> {
 /// What is wrong with the place of guest memory, and what to do; nothing if it is on tmpfs with huge pages.
 pub fn memory_problem() -> Option<String> {
     let dir = qemu_conf().memory_backing_dir().to_owned();
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let found = mount_of(&mounts, &dir);
-    let good = found.as_ref().is_some_and(|(kind, options)| {
-        kind == "tmpfs" && options.split(',').any(|option| HUGE.contains(&option))
-    });
-    (!good).then(|| {
-        let found = found.map_or_else(|| "nothing".to_owned(), |(kind, options)| format!("{kind} ({options})"));
+    not_huge_tmpfs(&dir).map(|found| {
         format!(
             "memory_backing_dir of {QEMU_CONF} is {}, on {found}: guest memory must be on tmpfs with huge=advise. For instance\n\
              \x20   mount: tmpfs /var/lib/vmove/libvirt tmpfs huge=advise,mode=0755,size=90% 0 0   (in /etc/fstab)\n\
@@ -90,36 +84,9 @@ pub fn memory_problem() -> Option<String> {
     })
 }
 
-/// Kind and options of the mount on which a folder is, also one that is not there yet.
-fn mount_of(mountinfo: &str, dir: &Path) -> Option<(String, String)> {
-    let mut found: Option<(PathBuf, (String, String))> = None;
-    for line in mountinfo.lines() {
-        let (before, after) = line.split_once(" - ")?;
-        let at = PathBuf::from(before.split(' ').nth(4)?.replace("\\040", " "));
-        let mut after = after.split(' ');
-        let (kind, options) = (after.next()?, after.nth(1)?);
-        // Of two mounts at one place the later one counts.
-        let nearer =
-            found.as_ref().is_none_or(|(known, _)| at.components().count() >= known.components().count());
-        if dir.starts_with(&at) && nearer {
-            found = Some((at, (kind.to_owned(), options.to_owned())));
-        }
-    }
-    found.map(|(_, found)| found)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_nearest_mount_counts() {
-        let info =
-            "1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:1 / /mem rw shared:1 - tmpfs tmpfs rw,huge=advise\n";
-        let kind = |dir: &str| mount_of(info, Path::new(dir)).unwrap().0;
-        assert_eq!(kind("/mem/libvirt"), "tmpfs");
-        assert_eq!(kind("/memory"), "ext4");
-    }
 
     #[test]
     fn a_user_is_a_name_or_a_number() {

@@ -108,6 +108,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation::new("moveDisk", "POST", "/v1/vms/{name}/disks/{disk}/move", Role::Admin),
     // It has memory of guests of other nodes come.
     Operation::new("answerLibvirt", "POST", "/v1/libvirt/hook", Role::Admin),
+    Operation::new("expectProxmoxGuest", "POST", "/v1/proxmox/arrival", Role::Admin),
     // It may run programs of the configuration.
     Operation::new("testHook", "POST", "/v1/hooks/{name}/test", Role::Admin),
 ];

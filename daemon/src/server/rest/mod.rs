@@ -10,6 +10,7 @@ mod libvirt;
 mod migrations;
 mod node;
 pub mod openapi;
+mod proxmox;
 mod tuning;
 mod vms;
 
@@ -58,6 +59,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/hooks", get(hooks::list))
         .route("/v1/hooks/{name}/test", post(hooks::test))
         .route("/v1/libvirt/hook", post(libvirt::hook))
+        .route("/v1/proxmox/arrival", post(proxmox::arrival))
         .route("/v1/groups", get(groups::list).post(groups::start))
         .route("/v1/groups/{id}", get(groups::show).delete(groups::cancel))
         .route("/v1/groups/{id}/events", get(groups::events))

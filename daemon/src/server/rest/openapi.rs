@@ -56,6 +56,7 @@ use vmove_types::{check, fork_report, group, migration, progress, report, spec, 
         super::hooks::list,
         super::hooks::test,
         super::libvirt::hook,
+        super::proxmox::arrival,
         super::fabric::check,
         super::groups::list,
         super::groups::start,
@@ -77,7 +78,7 @@ use vmove_types::{check, fork_report, group, migration, progress, report, spec, 
         group::GroupProgress, group::GroupReport, progress::Progress, progress::Outcome, report::Report, check::Blocker, check::CheckReport, spec::MigrationSpec,
     )),
     modifiers(&Access),
-    tags((name = "node"), (name = "vms"), (name = "forks"), (name = "hooks"), (name = "libvirt"), (name = "migrations"), (name = "groups"))
+    tags((name = "node"), (name = "vms"), (name = "forks"), (name = "hooks"), (name = "libvirt"), (name = "proxmox"), (name = "migrations"), (name = "groups"))
 )]
 struct Api;
 

@@ -1,0 +1,164 @@
+//! The QEMU that Proxmox VE has started for a VM on this node: its process, and the monitor that Proxmox VE uses.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use vmove_pve::Vmid;
+use vmove_types::problem::Code;
+
+use crate::failure::Failure;
+
+/// As Proxmox VE writes it into the command line of QEMU.
+const RUN: &str = "/var/run/qemu-server";
+/// Proxmox VE asks by the same monitor, for moments. Only one client is served at a time.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The file with its process id.
+fn pid_file(vmid: Vmid) -> PathBuf {
+    PathBuf::from(format!("{RUN}/{vmid}.pid"))
+}
+
+/// Where its QEMU expects the state of devices when it was started for a migration.
+pub fn state_socket(vmid: Vmid) -> PathBuf {
+    PathBuf::from(format!("/run/qemu-server/{vmid}.migrate"))
+}
+
+/// By what vmoved follows a migration, on either side.
+pub const EVENTS: &str = "events";
+
+/// A QEMU that runs.
+#[derive(Debug)]
+pub struct Qemu {
+    pid: Pid,
+    /// Words of its command line.
+    words: Vec<String>,
+}
+
+impl Qemu {
+    /// The QEMU of a VM, as Proxmox VE itself finds it: by the file with its process id, which its command line must name.
+    pub fn of(vmid: Vmid) -> Option<Self> {
+        let file = pid_file(vmid);
+        let pid: i32 = std::fs::read_to_string(&file).ok()?.trim().parse().ok()?;
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let pid = Pid::from_raw(pid)?;
+        let words: Vec<String> =
+            line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+        let named = words.windows(2).any(|pair| pair[0] == "-pidfile" && Path::new(&pair[1]) == file);
+        named.then_some(Self { pid, words })
+    }
+
+    /// Whether it has the monitor for vmove: it was started after the VM was enabled.
+    pub fn is_enabled(&self, vmid: Vmid) -> bool {
+        let start = format!("unix:{},", vmid.monitor().display());
+        self.words.iter().any(|word| word.starts_with(&start))
+    }
+
+    /// Ends it at once.
+    pub fn kill(&self) {
+        let _ = kill_process(self.pid, Signal::KILL);
+    }
+
+    /// What it was given for an option.
+    pub fn option(&self, name: &str) -> Option<&str> {
+        let pair = self.words.windows(2).find(|pair| pair[0] == name)?;
+        Some(pair[1].as_str())
+    }
+}
+
+/// The monitor that Proxmox VE uses. Dropped, it is free for Proxmox VE again.
+#[derive(Debug)]
+pub struct Monitor {
+    lines: Lines<BufReader<OwnedReadHalf>>,
+    to: OwnedWriteHalf,
+    path: PathBuf,
+}
+
+impl Monitor {
+    /// Connects.
+    pub async fn connect(vmid: Vmid) -> Result<Self, Failure> {
+        let path = PathBuf::from(format!("{RUN}/{vmid}.qmp"));
+        let stream =
+            UnixStream::connect(&path).await.map_err(|error| no_answer(&path, &error.to_string()))?;
+        let (from, to) = stream.into_split();
+        let mut monitor = Self { lines: BufReader::new(from).lines(), to, path };
+        monitor.ask("qmp_capabilities", json!({})).await?;
+        Ok(monitor)
+    }
+
+    /// One command, and its answer.
+    pub async fn ask(&mut self, command: &str, arguments: Value) -> Result<Value, Failure> {
+        match tokio::time::timeout(ANSWER_TIMEOUT, self.answer(command, arguments)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(no_answer(&self.path, &format!("nothing within {} s", ANSWER_TIMEOUT.as_secs()))),
+        }
+    }
+
+    async fn answer(&mut self, command: &str, arguments: Value) -> Result<Value, Failure> {
+        let failed = |path: &Path, error: &std::io::Error| no_answer(path, &error.to_string());
+        let line = format!("{}\n", json!({ "execute": command, "arguments": arguments }));
+        self.to.write_all(line.as_bytes()).await.map_err(|error| failed(&self.path, &error))?;
+        while let Some(line) = self.lines.next_line().await.map_err(|error| failed(&self.path, &error))? {
+            let said: Value =
+                serde_json::from_str(&line).map_err(|error| no_answer(&self.path, &error.to_string()))?;
+            if let Some(error) = said.pointer("/error/desc").and_then(Value::as_str) {
+                return Err(Failure::new(Code::QmpFailed, format!("QEMU refused {command}: {error}")));
+            }
+            if let Some(answer) = said.get("return") {
+                return Ok(answer.clone());
+            }
+        }
+        Err(no_answer(&self.path, "it was closed"))
+    }
+
+    /// QEMU's run state, such as `running`.
+    pub async fn status(&mut self) -> Result<String, Failure> {
+        let answer = self.ask("query-status", json!({})).await?;
+        Ok(answer["status"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// Turns capabilities of migrations on or off; others stay as they are.
+    pub async fn set(&mut self, capabilities: &[&str], on: bool) -> Result<(), Failure> {
+        let all: Vec<Value> =
+            capabilities.iter().map(|name| json!({ "capability": name, "state": on })).collect();
+        self.ask("migrate-set-capabilities", json!({ "capabilities": all })).await.map(drop)
+    }
+
+    /// The machine type as QEMU has it, which the destination must have too: an alias such as `pc` may mean another one there.
+    pub async fn machine(&mut self) -> Result<String, Failure> {
+        let all = self.ask("query-machines", json!({})).await?;
+        // QEMU of Proxmox VE marks it, and tells its own revision.
+        let current = all.as_array().into_iter().flatten().find(|one| one["is-current"] == true);
+        if let Some(name) = current.and_then(|one| one["name"].as_str()) {
+            let revision = current.and_then(|one| one["pve-version"].as_str());
+            return Ok(revision.map_or_else(|| name.to_owned(), |revision| format!("{name}+{revision}")));
+        }
+        let kind = self.ask("qom-get", json!({ "path": "/machine", "property": "type" })).await?;
+        Ok(kind.as_str().unwrap_or_default().trim_end_matches("-machine").to_owned())
+    }
+
+    /// The UUID by which nodes know the VM.
+    pub async fn uuid(&mut self) -> Result<String, Failure> {
+        let answer = self.ask("query-uuid", json!({})).await?;
+        Ok(answer["UUID"].as_str().unwrap_or_default().to_owned())
+    }
+}
+
+/// QEMU's run state by a connection of its own.
+pub async fn status(vmid: Vmid) -> Result<String, Failure> {
+    Monitor::connect(vmid).await?.status().await
+}
+
+fn no_answer(path: &Path, found: &str) -> Failure {
+    Failure::new(
+        Code::QmpFailed,
+        format!(
+            "Expected an answer of QEMU at {}, found: {found}; does the VM run (`qm status`)?",
+            path.display()
+        ),
+    )
+}

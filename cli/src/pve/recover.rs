@@ -1,0 +1,71 @@
+//! `vmove-pve recover`: after a move that was cut, the guest runs where its configuration is, there alone.
+
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use vmove_types::problem::Exit;
+
+use super::moving::{leave_here, note_path, taken_back};
+use super::{cluster, failed, refused, remote, unknown};
+use crate::args::pve::RecoverArgs;
+use crate::failure::Failure;
+use crate::output::{End, say, say_json};
+
+/// Takes up a move of which nobody takes care any more.
+pub async fn recover(args: &RecoverArgs, json: bool) -> Result<Exit, End> {
+    let vmid = args.vmid;
+    let Ok(to) = std::fs::read_to_string(note_path(vmid)) else {
+        return Err(refused(format!(
+            "No move of VM {vmid} from this node was cut: run this on the node from which it was moved; `qm unlock {vmid}` takes away a lock that somebody else has left"
+        ))
+        .into());
+    };
+    let here = cluster::this_node();
+    let at = cluster::node_of(vmid)?;
+    // A QEMU that waits there has ended by itself, or ends now: where the configuration is not, nobody lets the guest run.
+    let said = settled_there(args, &to, &here).await;
+    let at = if at == here || !matches!(&said, Ok(said) if said["step"] == "given-back") {
+        at
+    } else {
+        here.clone()
+    };
+    if at == here {
+        let failure = taken_back(vmid, failed("the move was cut")).await;
+        if failure.exit_code != Exit::Failed.code() {
+            return Err(failure.into());
+        }
+    } else {
+        match said? {
+            said if said["step"] == "unlocked" || said["step"] == "runs" => leave_here(vmid, &at).await,
+            said => {
+                let why = said["error"].as_str().unwrap_or_default().to_owned();
+                return Err(unknown(format!(
+                    "VM {vmid} is on {at}, and its guest does not run there: {why}"
+                ))
+                .into());
+            }
+        }
+    }
+    if json {
+        say_json(&json!({ "vmid": vmid.number(), "node": at }))?;
+    } else {
+        say(&format!("VM {vmid} runs on {at}"))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Has the other node do what is right there; the last thing that it said.
+async fn settled_there(args: &RecoverArgs, to: &str, here: &str) -> Result<Value, Failure> {
+    let vmid = args.vmid.to_string();
+    let words = ["vmove-pve", "receive", &vmid, "--from", here, "--uuid", "-", "--finish"];
+    let mut command = remote::command(&args.remote, to, &words)?;
+    let output = command.stdin(Stdio::null()).output().await?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let last = said.lines().last().and_then(|line| serde_json::from_str(line).ok());
+    last.ok_or_else(|| {
+        unknown(format!(
+            "{to} cannot be asked ({}): try again when it can",
+            String::from_utf8_lossy(&output.stderr).trim()
+        ))
+    })
+}

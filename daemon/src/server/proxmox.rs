@@ -1,0 +1,90 @@
+//! VMs of Proxmox VE: what `vmove-pve` asks at the destination of a move, and memory that nobody needs any more.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use vmove_migrate::domains::Carrier;
+use vmove_pve::Vmid;
+use vmove_types::libvirt::{DomainHookDone, DomainOperation};
+use vmove_types::problem::{Code, Problem};
+use vmove_types::proxmox::ProxmoxArrival;
+
+use super::problem::IntoProblem;
+
+/// How often ended VMs are looked for.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+/// Where Proxmox VE has QEMU write its process id.
+const PID_FILES: &str = "/var/run/qemu-server";
+
+/// Answers `vmove-pve`. Not before QEMU's own migration may begin.
+pub async fn arrival(carrier: &Carrier, arrival: &ProxmoxArrival) -> Result<DomainHookDone, Problem> {
+    let vmid: Vmid =
+        arrival.vmid.to_string().parse().map_err(|error| Problem::from_error(Code::BadRequest, &error))?;
+    let done = match arrival.operation {
+        DomainOperation::Migrate => carrier.announce(&arrival.uuid, &vmid.name()).await.map(|()| None),
+        DomainOperation::Started => carrier.started(&arrival.uuid, &vmid.monitor()).await,
+    };
+    let migration = done.map_err(IntoProblem::into_problem)?.map(|id| id.to_string());
+    Ok(DomainHookDone { migration })
+}
+
+/// Frees the memory of VMs that have ended, for ever. QEMU leaves its file of guest memory behind, and Proxmox VE knows nothing of it.
+pub async fn free_memory_of_ended_vms() {
+    loop {
+        let looked =
+            tokio::task::spawn_blocking(|| remove_left(Path::new(vmove_pve::MEMORY), Path::new(PID_FILES)));
+        for path in looked.await.unwrap_or_default() {
+            tracing::info!(path = %path.display(), "freed the guest memory of a VM of Proxmox VE that has ended");
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// Removes the files of VMs of which no QEMU lives; their paths. QEMU writes its process id before it makes its memory, so files are listed first.
+fn remove_left(memory: &Path, pid_files: &Path) -> Vec<PathBuf> {
+    let entries: Vec<PathBuf> =
+        std::fs::read_dir(memory).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let ended = |path: &PathBuf| {
+        let vmid = path.file_name().and_then(|name| name.to_str()?.split_once('-')?.0.parse::<Vmid>().ok());
+        vmid.is_some_and(|vmid| !lives(&pid_files.join(format!("{vmid}.pid"))))
+    };
+    entries.into_iter().filter(ended).filter(|path| std::fs::remove_file(path).is_ok()).collect()
+}
+
+/// Whether the process of this file lives. A file that cannot be read tells nothing, so its process may live.
+fn lives(pid_file: &Path) -> bool {
+    match std::fs::read_to_string(pid_file) {
+        Ok(text) => {
+            // Empty while QEMU writes it.
+            text.trim().parse::<u32>().map_or(true, |pid| Path::new(&format!("/proc/{pid}")).exists())
+        }
+        Err(error) => error.kind() != std::io::ErrorKind::NotFound,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_ended_vms_is_freed_and_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let (memory, pids) = (folder.path().join("ram"), folder.path().join("run"));
+        std::fs::create_dir_all(&memory).unwrap();
+        std::fs::create_dir_all(&pids).unwrap();
+        for name in ["100-64M", "101-64M", "102-64M", "103-64M", "notes", "x-64M", ".vmove-1-0"] {
+            std::fs::write(memory.join(name), "").unwrap();
+        }
+        std::fs::write(pids.join("100.pid"), format!("{}\n", std::process::id())).unwrap();
+        // Of a QEMU that was killed; no process has the highest number.
+        std::fs::write(pids.join("101.pid"), "4194304\n").unwrap();
+        std::fs::write(pids.join("102.pid"), "").unwrap();
+        let mut removed = remove_left(&memory, &pids);
+        removed.sort();
+        assert_eq!(removed, [memory.join("101-64M"), memory.join("103-64M")]);
+        for stays in ["100-64M", "102-64M", "notes", "x-64M", ".vmove-1-0"] {
+            assert!(memory.join(stays).exists(), "{stays}");
+        }
+        assert_eq!(remove_left(&folder.path().join("none"), &pids), Vec::<PathBuf>::new());
+    }
+}
