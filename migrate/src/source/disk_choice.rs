@@ -31,6 +31,8 @@ pub(crate) struct Moving {
     pub told: MovedDisk,
     /// Its topmost block node.
     pub node: String,
+    /// By which QEMU's commands know its front end.
+    pub device: String,
     /// Its image here.
     pub path: PathBuf,
     chain: Vec<String>,
@@ -127,6 +129,7 @@ pub(crate) fn choose(
                         to,
                     },
                     node: disk.node.clone(),
+                    device: disk.device.clone(),
                     path,
                     chain: disk.chain.clone(),
                 });
