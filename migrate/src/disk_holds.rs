@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio_util::sync::CancellationToken;
+use vmove_qmp::disks::DiskCounters;
 use vmove_types::disk_move::DiskMove;
 
 /// Moves that have ended and are still told of.
@@ -18,18 +19,34 @@ pub(crate) struct DiskMoves(Mutex<VecDeque<Arc<Told>>>);
 #[derive(Debug)]
 pub(crate) struct Told {
     now: Mutex<DiskMove>,
+    /// What the guest had done with the disk when it got the new image.
+    switched: OnceLock<DiskCounters>,
     /// Calls it off.
     pub(crate) cancel: CancellationToken,
 }
 
 impl Told {
     pub(crate) fn new(begun: DiskMove) -> Arc<Self> {
-        Arc::new(Self { now: Mutex::new(begun), cancel: CancellationToken::new() })
+        Arc::new(Self { now: Mutex::new(begun), switched: OnceLock::new(), cancel: CancellationToken::new() })
     }
 
     /// As it is now.
     pub(crate) fn now(&self) -> DiskMove {
         self.lock().clone()
+    }
+
+    /// Notes what the guest had done with the disk when it got the new image.
+    pub(crate) fn switched(&self, counters: Option<DiskCounters>) {
+        counters.into_iter().for_each(|counters| drop(self.switched.set(counters)));
+    }
+
+    /// The same with what the guest has done with the disk since it has the new image, if these are the counters of its QEMU.
+    pub(crate) fn now_with(&self, counters: &[Option<DiskCounters>]) -> DiskMove {
+        let mut now = self.now();
+        let switched = self.switched.get();
+        let since = |then: &DiskCounters| counters.iter().flatten().find_map(|now| now.since(then));
+        now.latency.after = switched.and_then(since);
+        now
     }
 
     pub(crate) fn update(&self, change: impl FnOnce(&mut DiskMove)) {

@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::disk_latency::{DiskIo, DiskLatency};
+
 /// The word that stands for every disk that the guest can write.
 pub const ALL_DISKS: &str = "all";
 
@@ -93,6 +95,9 @@ pub struct DiskProgress {
     pub eta_ms: Option<f64>,
     /// The copy holds all but what the guest is writing.
     pub in_step: bool,
+    /// The guest's requests to it over the last second or so; `None` before that.
+    #[serde(default)]
+    pub io: Option<DiskIo>,
 }
 
 /// What became of a disk that moved.
@@ -119,6 +124,8 @@ pub struct DiskReport {
     /// How long the guest stood still when its disks began to be copied, in milliseconds: all disks of a guest begin together. 0 with QEMUs before
     /// 8.0 and from 11.1 on, and if it was paused.
     pub begin_pause_ms: f64,
+    /// How long the guest's requests to it took, before, during and after.
+    pub latency: DiskLatency,
     /// Where the source's image is now; `None` if it was deleted.
     pub left_at: Option<String>,
     /// Why it could not be put aside or deleted.

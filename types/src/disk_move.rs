@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{DiskProgress, SourceDisks};
+use crate::disk_latency::DiskLatency;
 
 /// `POST /v1/vms/{name}/disks/{disk}/move`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,6 +80,8 @@ pub struct DiskMove {
     pub copy_ms: Option<f64>,
     /// How long the switch took, in milliseconds: requests of the guest to this disk waited at most that long. The guest itself does not stop.
     pub switch_ms: Option<f64>,
+    /// How long the guest's requests to this disk took, before, during and after.
+    pub latency: DiskLatency,
     /// Where the old image is now; `None` if it was deleted, or is still the guest's.
     pub left_at: Option<String>,
     /// What could not be done after the switch.

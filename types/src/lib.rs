@@ -16,6 +16,7 @@ pub mod check;
 pub mod choice;
 pub mod device;
 pub mod disk;
+pub mod disk_latency;
 pub mod disk_move;
 pub mod doctor;
 pub mod fork;

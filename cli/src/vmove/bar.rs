@@ -11,6 +11,8 @@ use vmove_types::progress::{Outcome, Phase, Progress, VISIT};
 
 use vmove_types::units::{format_bytes, format_ms, format_rate};
 
+use super::disk_latency::present;
+
 /// A bar on standard error; when that is no terminal, lines or nothing.
 #[derive(Debug, Default)]
 pub struct Bar {
@@ -232,7 +234,9 @@ fn disk(disk: &DiskProgress) -> String {
     } else {
         format!("{done} of {total}, {}{left}", format_rate(disk.rate_bytes_per_s))
     };
-    format!("{name}: {rest}")
+    let io = disk.io.as_ref().map(present).filter(|io| !io.is_empty());
+    let io = io.map(|io| format!(", the guest's {io}")).unwrap_or_default();
+    format!("{name}: {rest}{io}")
 }
 
 #[cfg(test)]
@@ -284,6 +288,7 @@ mod tests {
             bytes_total: 2 << 20,
             bytes_done: 1 << 20,
             rate_bytes_per_s: 1e6,
+            io: None,
             eta_ms: Some(1000.0).filter(|_| !in_step),
             in_step,
         };

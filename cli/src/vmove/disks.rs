@@ -9,9 +9,9 @@ use vmove_types::disk_move::{DiskMove, DiskMoveState, MoveDiskRequest, VmDisks};
 use vmove_types::problem::{Code, Exit};
 use vmove_types::units::{format_bytes, format_ms};
 
-use super::Ended;
 use super::bar::Bar;
 use super::follow::RESTART_TIMEOUT;
+use super::{Ended, disk_latency};
 use crate::args::vmove::MoveDisk;
 use crate::failure::Failure;
 use crate::output::{End, note, say, say_either, say_json, table};
@@ -83,7 +83,8 @@ fn figures(one: &DiskMove) -> String {
     let waited = one.switch_ms.map(|ms| format!(", its requests waited at most {}", format_ms(ms)));
     let still = (one.begin_pause_ms > 0.0)
         .then(|| format!(", the guest stood still for {} when it began", format_ms(one.begin_pause_ms)));
-    [copied, waited, still].into_iter().flatten().collect()
+    let requests = disk_latency::told(&one.latency).map(|told| format!(", {told}"));
+    [copied, waited, still, requests].into_iter().flatten().collect()
 }
 
 pub async fn move_disk(client: &Client, args: &MoveDisk, json: bool) -> Result<Ended, End> {

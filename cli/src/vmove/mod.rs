@@ -2,6 +2,7 @@
 
 pub(crate) mod bar;
 mod devices;
+mod disk_latency;
 mod disks;
 mod doctor;
 mod fabric;

@@ -13,6 +13,7 @@ use vmove_types::report::{
 use vmove_types::units::{format_bytes, format_ms, format_rate, to_f64};
 
 use super::bar::line;
+use super::disk_latency::told;
 use crate::output::{End, fields, note, say, say_json, table};
 
 /// Says which devices the guest lacks, and what to do.
@@ -266,7 +267,10 @@ pub fn facts(r: &Report) -> Vec<(&'static str, String)> {
     }
     rows.extend(r.head_start.iter().map(|ahead| ("head start", head_start(ahead))));
     rows.extend(r.devices.iter().map(|device| ("device", device_times(device))));
-    rows.extend(r.disks.iter().map(|disk| ("disk", disk_text(disk))));
+    for disk in &r.disks {
+        rows.push(("disk", disk_text(disk)));
+        rows.extend(told(&disk.latency).map(|told| ("requests", format!("{}: {told}", disk.name))));
+    }
     if let Some(resume) = r.resume_ms {
         let problem = r.resume_problem.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
         let waited = r.resume_waited_ms.map(|ms| format!(", waited {} for its group", format_ms(ms)));

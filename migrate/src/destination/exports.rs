@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use vmove_qmp::QmpError;
+use vmove_types::disk_latency::DiskIo;
 use vmove_types::problem::chain;
 
 use super::error::DestinationError;
@@ -93,22 +94,22 @@ pub(super) enum Flushing {
     /// Not begun.
     NotYet,
     /// QEMU is at it.
-    UnderWay(JoinHandle<Result<(), QmpError>>),
+    UnderWay(JoinHandle<Result<Vec<Option<DiskIo>>, QmpError>>),
     /// It did not work then, and is tried again: until it does, the source keeps its images.
     Failed(Instant),
-    /// Done.
-    Done,
+    /// Done. What the guest had done with each disk by then, where that is known.
+    Done(Vec<Option<DiskIo>>),
 }
 
 impl Flushing {
     /// Whether all is on the disks. Begins with that if it has not.
     pub(super) async fn is_done(&mut self, session: &Session) -> Result<bool, DestinationError> {
         match self {
-            Self::Done => return Ok(true),
+            Self::Done(_) => return Ok(true),
             Self::NotYet => *self = Self::begin(session),
             Self::Failed(since) if since.elapsed() >= TRY_AGAIN => *self = Self::begin(session),
             Self::UnderWay(flushing) if flushing.is_finished() => match flushing.await? {
-                Ok(()) => *self = Self::Done,
+                Ok(io) => *self = Self::Done(io),
                 Err(error) => {
                     let why =
                         format!("what was copied is not on the disks yet, trying again: {}", chain(&error));
@@ -119,19 +120,28 @@ impl Flushing {
             },
             Self::UnderWay(_) | Self::Failed(_) => {}
         }
-        Ok(matches!(self, Self::Done))
+        Ok(matches!(self, Self::Done(_)))
+    }
+
+    /// What the guest has done with its disks since it runs here, by their names.
+    pub(super) fn disk_io(&self, prepare: &Prepare) -> Vec<(String, DiskIo)> {
+        let Self::Done(io) = self else { return Vec::new() };
+        let named = images::names(prepare).into_iter().zip(io);
+        named.filter_map(|(name, io)| Some((name, io.clone()?))).collect()
     }
 
     fn begin(session: &Session) -> Self {
         let paths = images::paths(&session.journal.record().prepare);
         if paths.is_empty() {
-            return Self::Done;
+            return Self::Done(Vec::new());
         }
         let Some(vm) = session.journal.record().vm.clone() else { return Self::Failed(Instant::now()) };
         let node = Arc::clone(&session.node);
         Self::UnderWay(vmove_node::task::spawn(async move {
             let monitor = node.config.vmm.reconnect(&vm).await?;
-            monitor.flush_disks(&paths).await
+            monitor.flush_disks(&paths).await?;
+            // Only told: nothing fails for want of it.
+            Ok(monitor.io_of_images(&paths).await.unwrap_or_default())
         }))
     }
 }

@@ -51,6 +51,11 @@ fn places(prepare: &Prepare) -> impl Iterator<Item = (&MovedDisk, &Path)> {
     prepare.moved.iter().filter_map(|disk| Some((disk, Path::new(disk.to.as_deref()?))))
 }
 
+/// The names of all disks that move, in their order.
+pub(super) fn names(prepare: &Prepare) -> Vec<String> {
+    places(prepare).map(|(disk, _)| disk.name.clone()).collect()
+}
+
 /// The paths of all disks that move, in their order.
 pub(super) fn paths(prepare: &Prepare) -> Vec<PathBuf> {
     places(prepare).map(|(_, path)| path.to_owned()).collect()

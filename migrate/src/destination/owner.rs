@@ -453,6 +453,7 @@ impl Owner {
             state_bytes: self.state_bytes,
             visit: self.visit_end,
             host_cpu: memory.cpu.used(),
+            disk_io: self.flushing.disk_io(&session.journal.record().prepare),
             ..message::Complete::default()
         }
     }

@@ -24,6 +24,7 @@ use super::run::Mover;
 use crate::check::moved_disks;
 use crate::destination::images;
 use crate::disk_holds::Told;
+use crate::disk_io::DiskIoWatch;
 use crate::engine::{Engine, busy};
 use crate::node::Node;
 use crate::proto::message::MovedDisk;
@@ -107,10 +108,15 @@ impl DiskHold {
         let mut journal = run_blocking(move || make(&node, record, disk.fact.size, cluster)).await??;
         let MoveRecord { to, is_device, .. } = journal.record();
         let order = MoveOrder::of(&disk.fact, journal.record().short_id(), to.path.clone(), *is_device);
+        let io = DiskIoWatch::begin(&*monitor, vec![disk.fact.device.clone()]).await;
+        let _ = journal.update_owing(|r| r.counted = io.first(0));
         let begun = monitor.begin_move(&order, request.bandwidth.unwrap_or(0)).await;
         let still = match begun {
             Ok(still) => still,
-            Err(source) => return Err(self.not_begun(journal, source).await?),
+            Err(source) => {
+                monitor.end_io_histograms().await;
+                return Err(self.not_begun(journal, source).await?);
+            }
         };
         let _ = journal.update_owing(|r| r.stops_guest = false);
         self.told.update(|told| *told = journal.record().told());
@@ -201,6 +207,8 @@ impl DiskHold {
             format: if format == "qcow2" { "qcow2" } else { "raw" }.to_owned(),
             source_disks: request.source_disks,
             stops_guest: runs,
+            device: disk.fact.device.clone(),
+            counted: None,
             began_at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             step: Step::Making,
         })

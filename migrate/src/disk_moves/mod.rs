@@ -50,7 +50,9 @@ impl Engine {
             obstacles: disk.obstacles.into_iter().map(|blocker| blocker.message).collect(),
         };
         let known = disk_choice::known(&record, monitor.disks().await?)?;
-        let moves = self.node.disk_moves.all_of(vm).iter().map(|told| told.now()).collect();
+        let devices: Vec<String> = known.iter().map(|disk| disk.fact.device.clone()).collect();
+        let counters = monitor.io_counters(&devices).await.unwrap_or_default();
+        let moves = self.node.disk_moves.all_of(vm).iter().map(|told| told.now_with(&counters)).collect();
         Ok(VmDisks { disks: known.into_iter().map(told).collect(), moves })
     }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use vmove_node::peer::SessionId;
 use vmove_node::record::VmRecord;
+use vmove_qmp::disks::DiskCounters;
 use vmove_types::disk::{DiskProgress, SourceDisks};
 use vmove_types::disk_move::{DiskMove, DiskMoveState};
 
@@ -58,6 +59,12 @@ pub(super) struct MoveRecord {
     /// The guest ran, and may stand still since the copy begins: then it runs again.
     pub stops_guest: bool,
     pub began_at: String,
+    /// By which QEMU's commands know its front end.
+    #[serde(default)]
+    pub device: String,
+    /// What the guest had done with it by then.
+    #[serde(default)]
+    pub counted: Option<DiskCounters>,
     pub step: Step,
 }
 

@@ -22,6 +22,7 @@ use vmove_types::vm::Running;
 use super::record::{MoveRecord, Step};
 use crate::destination::images;
 use crate::disk_holds::Told;
+use crate::disk_io::DiskIoWatch;
 use crate::node::Node;
 use crate::source::disk_copies::outruns;
 use crate::source::disks_aside::see_to;
@@ -59,12 +60,16 @@ pub(super) struct Mover {
     first_total: Option<u64>,
     /// The guest writes to both images.
     held: bool,
+    /// What the guest does with the disk meanwhile.
+    io: DiskIoWatch,
 }
 
 impl Mover {
     pub(super) fn new(node: Arc<Node>, journal: Journal<MoveRecord>, told: Arc<Told>) -> Self {
         let begun = Mono::now();
-        Self { node, journal, told, begun, looked: (begun, 0), first_total: None, held: false }
+        let MoveRecord { device, counted, .. } = journal.record();
+        let io = DiskIoWatch::going_on(vec![device.clone()], vec![counted.clone()]);
+        Self { node, journal, told, begun, looked: (begun, 0), first_total: None, held: false, io }
     }
 
     /// Follows a move in a task of its own: one that has just begun, or one that an earlier process of the daemon has left.
@@ -136,6 +141,7 @@ impl Mover {
         match monitor.move_state(&id).await? {
             Some(MoveState::Copying { total, done, ready, in_step }) => {
                 self.tell_progress(total, done, ready);
+                self.count_io(monitor).await;
                 let first = *self.first_total.get_or_insert(total);
                 if (ready || outruns(first, done, ready)) && !self.held {
                     monitor.hold_move_in_step(&id).await?;
@@ -210,6 +216,8 @@ impl Mover {
         if has_moved(&disks, &record.short_id()) {
             // Whether this can be written down or not: a later process finds out as this one did.
             let _ = self.journal.update_owing(|r| r.step = Step::Moved);
+            self.count_io(monitor).await;
+            self.told.switched(self.io.last(0));
             self.told.update(|it| it.state = DiskMoveState::Closing);
             return Ok(None);
         }
@@ -257,6 +265,7 @@ impl Mover {
             let why = format!("QEMU still has the old image open: {}", chain(&error));
             self.told.update(|it| it.problem = Some(why));
         }
+        monitor.end_io_histograms().await;
         self.put_aside().await;
         Ok(End::Moved)
     }
@@ -316,9 +325,19 @@ impl Mover {
         }
     }
 
+    /// Counts the guest's requests to the disk.
+    async fn count_io(&mut self, monitor: &dyn LeavingMonitor) {
+        self.io.look(monitor).await;
+        self.told.update(|it| {
+            it.progress.io = self.io.recent(0);
+            it.latency = self.io.told(0);
+        });
+    }
+
     /// Takes the new image away. The guest keeps the old one.
     async fn undo(&mut self, monitor: &dyn LeavingMonitor, end: End) -> Result<End, QmpError> {
         monitor.undo_move(&self.journal.record().short_id(), CLOSE_TIMEOUT).await?;
+        monitor.end_io_histograms().await;
         self.told.update(|it| it.problem = None);
         self.remove_image().await;
         Ok(end)

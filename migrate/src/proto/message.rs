@@ -11,6 +11,7 @@ use crate::taps::Tap;
 use vmove_node::peer::{SessionId, Token};
 use vmove_types::check::Blocker;
 use vmove_types::device::DeviceChoice;
+use vmove_types::disk_latency::DiskIo;
 use vmove_types::progress::ArrivedBlock;
 use vmove_types::report::{CpuUse, FaultStats, Report, SlowFault, VisitEnd};
 use vmove_types::spec::MigrationSpec;
@@ -469,6 +470,9 @@ pub struct Complete {
     /// What copying in the background has used of the processors.
     #[serde(default)]
     pub host_cpu: Option<CpuUse>,
+    /// The guest's requests to the disks that moved since it runs here, by the disks' names.
+    #[serde(default)]
+    pub disk_io: Vec<(String, DiskIo)>,
 }
 
 /// What came of a device at the destination.

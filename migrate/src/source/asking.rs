@@ -113,6 +113,7 @@ impl Guest {
         let private = crate::check::source::private_ram(&*vmm, session.vm());
         blockers.extend(private.map_err(SourceError::memory("look at the guest's memory"))?);
         let disks = look_at_disks(session, &*monitor).await?;
+        disks.mend(&facts, &mut blockers);
         blockers.extend(disks.blockers.iter().cloned());
         let mode = session.spec().mode.fixed();
         let modes = left_of(&blockers);

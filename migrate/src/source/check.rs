@@ -101,6 +101,7 @@ async fn look(
     own_state::add(node, vm, &mut report.devices).await;
     let disks = monitor.disks().await.map_err(blocker(BlockerCode::Monitor))?;
     let disks = disk_choice::choose(vm, &spec, disks).map_err(blocker(BlockerCode::CommandLine))?;
+    disks.mend(&facts, &mut report.blockers);
     report.blockers.extend(disks.blockers.iter().cloned());
     report.warnings = crate::check::source::warnings(&facts);
     // Mended by a migration itself.

@@ -31,9 +31,10 @@ pub(crate) struct Moving {
     pub told: MovedDisk,
     /// Its topmost block node.
     pub node: String,
+    /// By which QEMU's commands know its front end.
+    pub device: String,
     /// Its image here.
     pub path: PathBuf,
-    chain: Vec<String>,
 }
 
 /// A disk of a guest, and what stands in the way of a copy.
@@ -127,8 +128,8 @@ pub(crate) fn choose(
                         to,
                     },
                     node: disk.node.clone(),
+                    device: disk.device.clone(),
                     path,
-                    chain: disk.chain.clone(),
                 });
             }
             None if why.is_empty() => choice.blockers.push(not_on_the_command_line(disk)),
@@ -144,15 +145,25 @@ impl Choice {
         self.moved.iter().map(|disk| disk.told.clone()).collect()
     }
 
+    /// Whether nothing but disks that move lies over this file: what it holds comes along in their copies.
+    fn comes_along(&self, file: &String) -> bool {
+        let moves = |disk: &DiskFact| self.moved.iter().any(|moved| moved.node == disk.node);
+        let mut over = self.all.iter().filter(|disk| disk.chain.contains(file)).peekable();
+        over.peek().is_some() && over.all(moves)
+    }
+
+    /// Leaves out blockers for images behind a socket of this host ([`BlockFact::by_socket`]) whose content comes along.
+    pub(crate) fn mend(&self, facts: &VmFacts, blockers: &mut Vec<Blocker>) {
+        let comes = facts.block.iter().filter(|block| block.by_socket() && self.comes_along(&block.file));
+        let comes: Vec<&str> = comes.map(|block| block.node.as_str()).collect();
+        let of_socket = |blocker: &Blocker| blocker.code == BlockerCode::DiskNotShared;
+        let about = |blocker: &Blocker| blocker.subject.as_deref().is_some_and(|node| comes.contains(&node));
+        blockers.retain(|blocker| !(of_socket(blocker) && about(blocker)));
+    }
+
     /// The files of disks that stay where they are: both nodes must see them.
     pub(crate) fn shared(&self, facts: &VmFacts) -> Vec<Disk> {
-        let moves = |file: &String| self.moved.iter().any(|disk| disk.chain.contains(file));
         let of = |file: &String| self.all.iter().find(|disk| disk.chain.contains(file));
-        let stays = |file: &String| {
-            let mut staying =
-                self.all.iter().filter(|disk| !self.moved.iter().any(|moved| moved.node == disk.node));
-            staying.any(|disk| disk.chain.contains(file))
-        };
         let told = |block: &BlockFact| Disk {
             node: of(&block.file).map_or_else(|| block.node.clone(), |disk| disk.name.clone()),
             path: block.file.clone(),
@@ -164,7 +175,7 @@ impl Choice {
         // Only files have paths that can be looked at; network disks name themselves the same everywhere.
         let mut files: Vec<&BlockFact> =
             facts.block.iter().filter(|block| block.file.starts_with('/')).collect();
-        files.retain(|block| !moves(&block.file) || stays(&block.file));
+        files.retain(|block| !self.comes_along(&block.file));
         files.into_iter().map(told).collect()
     }
 }

@@ -24,6 +24,7 @@ use vmove_types::time::Mono;
 
 use super::disk_choice::Moving;
 use super::error::SourceError;
+use crate::disk_io::DiskIoWatch;
 use crate::node::Node;
 use crate::vmm::LeavingMonitor;
 
@@ -58,6 +59,8 @@ pub(super) struct DiskCopies {
     begun: Mono,
     /// How long the guest stood still when they began.
     still: Duration,
+    /// What the guest does with its disks meanwhile.
+    io: DiskIoWatch,
 }
 
 #[derive(Debug)]
@@ -81,7 +84,9 @@ impl DiskCopies {
         monitor: &Arc<dyn LeavingMonitor>,
         moving: Vec<Moving>,
     ) -> Result<Self, SourceError> {
+        let devices = moving.iter().map(|moving| moving.device.clone()).collect();
         let mut copies = Self {
+            io: DiskIoWatch::begin(&**monitor, devices).await,
             monitor: Arc::clone(monitor),
             disks: Vec::new(),
             wires: JoinSet::new(),
@@ -167,6 +172,7 @@ impl DiskCopies {
                 disk.looked = (now, state.done);
             }
         }
+        self.io.look(&*self.monitor).await;
         Ok(states)
     }
 
@@ -183,7 +189,7 @@ impl DiskCopies {
 
     /// For people.
     pub(super) fn progress(&self, states: &[CopyState]) -> Vec<DiskProgress> {
-        let told = |(disk, state): (&Copying, &CopyState)| {
+        let told = |(place, (disk, state)): (usize, (&Copying, &CopyState))| {
             let left = state.total.saturating_sub(state.done);
             DiskProgress {
                 name: disk.moving.told.name.clone(),
@@ -192,9 +198,10 @@ impl DiskCopies {
                 rate_bytes_per_s: disk.rate,
                 eta_ms: (disk.rate > 0.0 && !state.ready).then(|| left as f64 / disk.rate * 1e3),
                 in_step: state.ready,
+                io: self.io.recent(place),
             }
         };
-        self.disks.iter().zip(states).map(told).collect()
+        self.disks.iter().zip(states).enumerate().map(told).collect()
     }
 
     /// Shares the bandwidth anew among those that have not reached their end. What follows the guest is not held back.
@@ -238,9 +245,14 @@ impl DiskCopies {
         }
     }
 
+    /// Counts the guest's requests for the last time: it has been stopped.
+    pub(super) async fn count_last(&mut self) {
+        self.io.look(&*self.monitor).await;
+    }
+
     /// What became of the disks.
     pub(super) fn reports(&self) -> Vec<DiskReport> {
-        let report = |disk: &Copying| {
+        let report = |(place, disk): (usize, &Copying)| {
             let Moving { told, path, .. } = &disk.moving;
             let from = path.to_string_lossy().into_owned();
             DiskReport {
@@ -253,10 +265,11 @@ impl DiskCopies {
                 sent_bytes: disk.sent.load(Ordering::Relaxed),
                 copy_ms: disk.copied_ms.unwrap_or_default(),
                 begin_pause_ms: self.still.as_secs_f64() * 1e3,
+                latency: self.io.told(place),
                 ..DiskReport::default()
             }
         };
-        self.disks.iter().map(report).collect()
+        self.disks.iter().enumerate().map(report).collect()
     }
 }
 

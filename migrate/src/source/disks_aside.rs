@@ -15,7 +15,9 @@ pub(super) fn put_aside(session: &mut Session) {
     let record = session.journal.record();
     let (id, what) = (record.id.to_string(), record.spec.source_disks);
     for image in record.disks.clone() {
-        let done = see_to(&image, what, &id);
+        // One that was made for this VM alone would be left for ever, over images that may not be served any more.
+        let own = session.vm().overlays.contains(&image.path);
+        let done = see_to(&image, if own { SourceDisks::Delete } else { what }, &id);
         if let Err(error) = &done {
             tracing::warn!(path = %image.path.display(), %error, "the image of a disk that has moved stays as it is");
         }

@@ -12,6 +12,7 @@ use super::frames;
 use super::session::Session;
 use super::stopped_qemu::Kept;
 use super::visits::{guest_runs_there, let_qemu_go};
+use crate::disk_io::tell_after;
 use crate::kept_memory::{is_kept, let_memory_go};
 use crate::ownership::SourceEvent;
 use crate::proto::message::{Complete, ToDestination};
@@ -32,6 +33,9 @@ pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, co
     // very room that the line needs.
     if let Err(error) = session.advance_owing(SourceEvent::PeerComplete) {
         return session.end_badly(chain(&error), GuestPlace::Destination);
+    }
+    if let Some(copies) = &mut session.copies {
+        copies.count_last().await;
     }
     add_to_report(&mut session, figures);
     frames::end(&mut session, figures).await;
@@ -73,6 +77,7 @@ fn add_to_report(session: &mut Session, figures: &Complete) {
     if let Some(copies) = &session.copies {
         session.report.disks = copies.reports();
     }
+    tell_after(&mut session.report.disks, &figures.disk_io);
     let report = &mut session.report;
     if report.pages_zero == 0 {
         report.pages_zero = figures.pages_zero;

@@ -7,8 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use vmove_qmp::QmpError;
 use vmove_qmp::disks::{
-    CopyError, CopyOrder, CopyState, DiskFact, ExportOrder, MoveOrder, MoveState, OldImage,
+    CopyError, CopyOrder, CopyState, DiskCounters, DiskFact, ExportOrder, MoveOrder, MoveState, OldImage,
 };
+use vmove_types::disk_latency::DiskIo;
 
 fn moves_none(command: &str) -> QmpError {
     let (class, description) =
@@ -66,6 +67,20 @@ pub trait CopiesDisks: Send + Sync + fmt::Debug {
     async fn finish_copies(&self, _numbers: &[usize], _deadline: Duration) -> Result<(), CopyError> {
         Err(moves_none("block-job-cancel").into())
     }
+
+    /// What the guest has done with the disks behind these front ends since its QEMU was started; nothing where that is not counted.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    async fn io_counters(&self, _devices: &[String]) -> Result<Vec<Option<DiskCounters>>, QmpError> {
+        Ok(Vec::new())
+    }
+
+    /// Has QEMU count how many requests take how long, where nobody else has it do so.
+    async fn begin_io_histograms(&self, _devices: &[String]) {}
+
+    /// Ends what [`CopiesDisks::begin_io_histograms`] began.
+    async fn end_io_histograms(&self) {}
 
     /// Takes away all that copies have left in QEMU, wherever they stand.
     ///
@@ -153,5 +168,13 @@ pub trait TakesDisks: Send + Sync + fmt::Debug {
     /// [`QmpError`].
     async fn flush_disks(&self, _images: &[PathBuf]) -> Result<(), QmpError> {
         Ok(())
+    }
+
+    /// What the guest has done with the disks on these images since it runs here; nothing where that is not counted.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    async fn io_of_images(&self, _images: &[PathBuf]) -> Result<Vec<Option<DiskIo>>, QmpError> {
+        Ok(Vec::new())
     }
 }

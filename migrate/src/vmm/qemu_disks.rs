@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use vmove_qmp::disks::{
-    self, CopyError, CopyOrder, CopyState, DiskFact, ExportOrder, MoveOrder, MoveState, OldImage, Writes,
+    self, CopyError, CopyOrder, CopyState, DiskCounters, DiskFact, ExportOrder, MoveOrder, MoveState,
+    OldImage, Writes,
 };
 use vmove_qmp::{Client, QmpError};
+use vmove_types::disk_latency::DiskIo;
 
 use super::disks::{CopiesDisks, MovesDisks, TakesDisks};
 use super::qemu::Monitor;
@@ -46,6 +48,18 @@ impl CopiesDisks for Monitor {
 
     async fn finish_copies(&self, numbers: &[usize], deadline: Duration) -> Result<(), CopyError> {
         disks::finish(self.client(), numbers, deadline).await
+    }
+
+    async fn io_counters(&self, devices: &[String]) -> Result<Vec<Option<DiskCounters>>, QmpError> {
+        disks::counters(self.client(), devices).await
+    }
+
+    async fn begin_io_histograms(&self, devices: &[String]) {
+        disks::begin_histograms(self.client(), devices).await;
+    }
+
+    async fn end_io_histograms(&self) {
+        disks::end_histograms(self.client()).await;
     }
 
     async fn give_up_copies(&self, deadline: Duration) -> Result<(), QmpError> {
@@ -92,5 +106,16 @@ impl TakesDisks for Monitor {
 
     async fn flush_disks(&self, images: &[PathBuf]) -> Result<(), QmpError> {
         disks::flush(self.client(), images).await
+    }
+
+    async fn io_of_images(&self, images: &[PathBuf]) -> Result<Vec<Option<DiskIo>>, QmpError> {
+        let all = disks::disks(self.client()).await?;
+        let device = |image: &PathBuf| {
+            let disk = all.iter().find(|disk| Path::new(&disk.file) == image);
+            disk.map(|disk| disk.device.clone()).unwrap_or_default()
+        };
+        let devices: Vec<String> = images.iter().map(device).collect();
+        let counters = disks::counters(self.client(), &devices).await?;
+        Ok(counters.into_iter().map(|one| one.map(|counters| counters.since_start())).collect())
     }
 }

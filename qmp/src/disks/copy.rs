@@ -203,6 +203,7 @@ pub async fn finish(client: &Client, numbers: &[usize], deadline: Duration) -> R
 /// # Errors
 /// [`QmpError`], also if something is still there after `deadline`.
 pub async fn give_up(client: &Client, deadline: Duration) -> Result<(), QmpError> {
+    super::end_histograms(client).await;
     let until = Instant::now() + deadline;
     loop {
         let jobs = client.execute_raw("query-jobs", Value::Null, TIMEOUT).await?;

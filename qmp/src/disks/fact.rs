@@ -21,6 +21,8 @@ pub struct DiskFact {
     pub name: String,
     /// All names that it answers to: of the drive, of the device, of its node.
     pub names: Vec<String>,
+    /// By which QEMU's commands know its front end: the id of the device, a path to it, or the id of the drive.
+    pub device: String,
     /// Its topmost block node.
     pub node: String,
     /// Its file or device, as QEMU opened it.
@@ -88,6 +90,7 @@ fn fact(drive: &Value, nodes: &Value, jobs: &Value) -> Option<DiskFact> {
     // `/machine/peripheral/vda/virtio-backend` is the device `vda`.
     let device = qdev.strip_prefix("/machine/peripheral/").and_then(|rest| rest.split('/').next());
     let device = device.unwrap_or(&qdev).to_owned();
+    let front = if qdev.is_empty() { drive_id.clone() } else { qdev.clone() };
     let given = |name: &String| !name.is_empty() && !name.starts_with('#') && !name.starts_with(MOVED_NODE);
     let mut names: Vec<String> = [&drive_id, &node].into_iter().filter(|name| given(name)).cloned().collect();
     names.extend(Some(device).filter(|name| !name.is_empty()));
@@ -135,6 +138,7 @@ fn fact(drive: &Value, nodes: &Value, jobs: &Value) -> Option<DiskFact> {
             .filter(|is| !is.is_empty())
             .unwrap_or_else(|| "off".to_owned()),
         names,
+        device: front,
         node,
         file,
         format,

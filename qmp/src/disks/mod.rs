@@ -13,12 +13,14 @@
 use std::time::Duration;
 
 mod copy;
+mod counters;
 mod export;
 mod fact;
 mod mirror;
 mod relocate;
 
 pub use copy::{CopyError, CopyOrder, CopyState, begin, finish, give_up, hold_in_step, set_speed, states};
+pub use counters::{DiskCounters, begin_histograms, counters, end_histograms};
 pub use export::{ExportOrder, end_exports, export, flush};
 pub use fact::{DiskFact, disks};
 pub use mirror::{Writes, loses_writes};

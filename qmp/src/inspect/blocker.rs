@@ -134,8 +134,8 @@ impl VmFacts {
         for block in &self.block {
             if block.by_socket() {
                 let message = format!(
-                    "Disk {} ({}) comes through a socket of this host, as that of a child of a fork from another node: the \
-                     guest stays on this host",
+                    "Disk {} ({}) comes through a socket of this host, as that of a child of a fork from another node: move the disk \
+                     along (--disks), or give the guest an image of its own first (vmove move-disk)",
                     block.node, block.file
                 );
                 add(BlockerKind::DiskSocket, &block.node, true, message);

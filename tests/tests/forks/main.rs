@@ -16,6 +16,7 @@ mod huge_pages;
 mod joined;
 mod locked;
 mod one_host;
+mod own_disk;
 mod restore;
 mod space;
 mod unreadable;

@@ -9,6 +9,7 @@ mod confined;
 mod demo;
 mod direct_io;
 mod disk_figures;
+mod disk_latency;
 mod disks;
 mod doctor;
 mod embedded;

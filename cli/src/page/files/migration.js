@@ -52,6 +52,12 @@ function troubles(now) {
   return [now.warning, now.unwritten, at.error, ...blockers, ...lacks].filter(Boolean);
 }
 
+/** How long the guest's requests to a disk take at present; nothing if it makes none. */
+function requests(io) {
+  const told = ["reads", "writes"].filter((kind) => io?.[kind]).map((kind) => `${kind} ${words.micros(io[kind].mean_ms * 1000)}`);
+  return told.length === 0 ? "" : `, the guest's ${told.join(", ")}`;
+}
+
 /** Bars, one for each disk. */
 class Disks {
   constructor() {
@@ -65,7 +71,7 @@ class Disks {
         this.bars.set(disk.name, bar(`Disk ${disk.name}`));
         this.element.append(this.bars.get(disk.name).box);
       }
-      this.bars.get(disk.name).update(disk.bytes_done, disk.bytes_total, disk.in_step ? ", in step" : `, ${words.rate(disk.rate_bytes_per_s)}`);
+      this.bars.get(disk.name).update(disk.bytes_done, disk.bytes_total, (disk.in_step ? ", in step" : `, ${words.rate(disk.rate_bytes_per_s)}`) + requests(disk.io));
     }
   }
 }

@@ -63,6 +63,18 @@ function slowest(report) {
   return table.element;
 }
 
+function requests(disks) {
+  const periods = ["before", "during", "after"];
+  const columns = [["Disk"], ["Requests"], ...periods.map((period) => [period[0].toUpperCase() + period.slice(1), "number"])];
+  const made = (disk, kind) => periods.some((period) => disk.latency?.[period]?.[kind]);
+  const rows = disks.flatMap((disk) => ["reads", "writes"].filter((kind) => made(disk, kind)).map((kind) => [disk, kind]));
+  const cell = (io, kind) => !io ? "unknown" : io[kind] ? `${words.micros(io[kind].mean_ms * 1000)} (${words.count(io[kind].requests)})` : "none";
+  const cells = ([disk, kind]) => [disk.name, kind, ...periods.map((period) => cell(disk.latency[period], kind))];
+  const table = new Table("Disks: mean time of the guest's requests", columns, ([disk, kind]) => `${disk.name} ${kind}`, cells, "None.");
+  table.update(rows);
+  return table.element;
+}
+
 /** In these phases the guest stands still. */
 export const STILL = ["switchover", "hand-over"];
 
@@ -75,5 +87,5 @@ export function report({ outcome: { report: of } }) {
   const slow = section("Slowest faults", slowest(of));
   if (of.pages_total === 0) return [section("Result", ownFigures(of)), phases, slow];
   return [section("Result", figures(of)), phases, section("Pause", spansOf("From STOP to RESUME", of.pause, () => true)),
-    section("Rounds", rounds(of)), slow];
+    section("Rounds", rounds(of)), ...(of.disks?.length > 0 ? [section("Requests to disks", requests(of.disks))] : []), slow];
 }

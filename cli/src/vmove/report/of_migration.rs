@@ -5,10 +5,11 @@ use vmove_types::report::{FaultStats, PhaseTime, Report, RoundStats, SlowFault};
 use vmove_types::units::{format_bytes, format_ms, format_rate, to_f64};
 
 use super::account::{Account, Table, TimeLine, time};
+use crate::vmove::disk_latency;
 use crate::vmove::progress_text::{describe, facts, state};
 
 /// Told by the time lines and tables.
-const ELSEWHERE: [&str; 4] = ["faults", "slow fault", "pause", "phases"];
+const ELSEWHERE: [&str; 5] = ["faults", "slow fault", "pause", "phases", "requests"];
 
 /// As far as the daemon tells. One that is at work, or failed, has the phases that are over.
 pub fn account(progress: &Progress) -> Account {
@@ -64,7 +65,7 @@ fn of_report(r: &Report) -> Account {
     };
     let pause = format!("the guest stood still, {} in all", format_ms(r.downtime_ms));
     let lines = [line("Phases", &r.phases, "after the request"), line("Pause", &r.pause, &pause)];
-    let tables = [rounds(r), faults(&r.faults), slowest(&r.slowest_faults)];
+    let tables = [rounds(r), requests(r), faults(&r.faults), slowest(&r.slowest_faults)];
     Account {
         facts: told.map(|(name, value)| (name.to_owned(), value)).collect(),
         time_lines: lines.into_iter().filter(|line| !line.steps.is_empty()).collect(),
@@ -132,6 +133,15 @@ fn rounds(r: &Report) -> Table {
         title: "Rounds".to_owned(),
         head: vec!["ROUND", "TIME", "SENT", "RATE", "PAGES", "ZERO", "DIRTIED/S", "SCAN"],
         rows: r.rounds.iter().enumerate().map(row).collect(),
+    }
+}
+
+fn requests(r: &Report) -> Table {
+    Table {
+        title: "How long the guest's requests to its disks took, before, during and after the copy"
+            .to_owned(),
+        head: disk_latency::HEAD.to_vec(),
+        rows: r.disks.iter().flat_map(|disk| disk_latency::rows(&disk.name, &disk.latency)).collect(),
     }
 }
 

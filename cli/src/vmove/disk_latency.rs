@@ -1,0 +1,111 @@
+//! How long a guest's requests to its disks took, in words and cells.
+
+use vmove_types::disk_latency::{DiskIo, DiskLatency, IoLatency};
+use vmove_types::units::format_ms;
+
+/// The share of requests for which a time is told, where QEMU kept a histogram.
+const MOST: f64 = 0.99;
+
+type Kind = (&'static str, fn(&DiskIo) -> Option<&IoLatency>);
+
+const KINDS: [Kind; 2] = [("reads", |io| io.reads.as_ref()), ("writes", |io| io.writes.as_ref())];
+
+/// Requests of a guest at this moment: `reads 0.12 ms, writes 1.50 ms`; nothing if it makes none.
+pub fn present(io: &DiskIo) -> String {
+    let told = |(name, of): Kind| of(io).map(|of| format!("{name} {}", time(of.mean_ms)));
+    KINDS.into_iter().filter_map(told).collect::<Vec<_>>().join(", ")
+}
+
+/// What the guest's requests took, each kind that it made; nothing if nothing is known.
+pub fn told(latency: &DiskLatency) -> Option<String> {
+    let periods = periods(latency);
+    if periods.iter().all(|(_, io)| io.is_none()) {
+        return None;
+    }
+    let made = |(_, of): &Kind| periods.iter().any(|(_, io)| io.is_some_and(|io| of(io).is_some()));
+    let kinds = KINDS.into_iter().filter(made).map(|(name, of)| {
+        let told = |(period, io): &(&str, Option<&DiskIo>)| match io.map(of) {
+            None => format!("unknown {period}"),
+            Some(None) => format!("none {period}"),
+            Some(Some(of)) => format!("{} {period} ({})", time(of.mean_ms), count(of)),
+        };
+        format!("{name} took {}", periods.iter().map(told).collect::<Vec<_>>().join(", "))
+    });
+    let kinds: Vec<String> = kinds.collect();
+    Some(if kinds.is_empty() { "the guest made no requests".to_owned() } else { kinds.join("; ") })
+}
+
+/// Rows of a table with [`HEAD`]: one for each kind of requests that the guest made.
+pub fn rows(disk: &str, latency: &DiskLatency) -> Vec<Vec<String>> {
+    let periods = periods(latency);
+    let made = |(_, of): &Kind| periods.iter().any(|(_, io)| io.is_some_and(|io| of(io).is_some()));
+    let row = |(name, of): Kind| {
+        let mut cells = vec![disk.to_owned(), name.to_owned()];
+        for (_, io) in periods {
+            let (mean, count) = match io.map(of) {
+                None => ("unknown".to_owned(), "?".to_owned()),
+                Some(None) => ("none".to_owned(), "0".to_owned()),
+                Some(Some(of)) => (time(of.mean_ms), of.requests.to_string()),
+            };
+            cells.extend([mean, count]);
+        }
+        let most = latency.during.as_ref().and_then(of).and_then(|of| of.within_ms(MOST));
+        cells.push(most.map_or_else(|| "-".to_owned(), time));
+        cells
+    };
+    KINDS.into_iter().filter(made).map(row).collect()
+}
+
+/// The columns of [`rows`].
+pub const HEAD: [&str; 9] =
+    ["DISK", "REQUESTS", "BEFORE", "COUNT", "DURING", "COUNT", "AFTER", "COUNT", "99 % DURING WITHIN"];
+
+fn periods(latency: &DiskLatency) -> [(&'static str, Option<&DiskIo>); 3] {
+    let DiskLatency { before, during, after } = latency;
+    [("before", before.as_ref()), ("during", during.as_ref()), ("after", after.as_ref())]
+}
+
+fn count(of: &IoLatency) -> String {
+    let most = of.within_ms(MOST).map(|ms| format!(", 99 % within {}", time(ms)));
+    format!("{}{}", of.requests, most.unwrap_or_default())
+}
+
+/// Requests may take some microseconds only.
+fn time(ms: f64) -> String {
+    if ms < 10.0 { format!("{ms:.2} ms") } else { format_ms(ms) }
+}
+
+#[cfg(test)]
+mod tests {
+    use vmove_types::disk_latency::LatencyBin;
+
+    use super::*;
+
+    fn writes(requests: u64, mean_ms: f64) -> DiskIo {
+        let histogram = vec![LatencyBin { from_ms: 0.0, to_ms: Some(2.0), requests }];
+        DiskIo { reads: None, writes: Some(IoLatency { requests, mean_ms, histogram }) }
+    }
+
+    #[test]
+    fn only_what_a_guest_did_is_told_and_what_is_unknown_is_no_zero() {
+        assert_eq!(told(&DiskLatency::default()), None);
+        let idle = DiskLatency { before: Some(DiskIo::default()), ..DiskLatency::default() };
+        assert_eq!(told(&idle).as_deref(), Some("the guest made no requests"));
+        assert!(rows("vda", &idle).is_empty());
+        let latency = DiskLatency {
+            before: Some(writes(8, 0.25)),
+            during: Some(writes(100, 12.5)),
+            after: Some(DiskIo::default()),
+        };
+        assert_eq!(
+            told(&latency).as_deref(),
+            Some(
+                "writes took 0.25 ms before (8, 99 % within 2.00 ms), 12.5 ms during (100, 99 % within 2.00 ms), none after"
+            )
+        );
+        let row = &rows("vda", &DiskLatency { before: None, ..latency })[0];
+        assert_eq!(row[..6], ["vda", "writes", "unknown", "?", "12.5 ms", "100"]);
+        assert_eq!(row.len(), HEAD.len());
+        assert_eq!(present(&writes(1, 1.0)), "writes 1.00 ms");
+    }
+}
