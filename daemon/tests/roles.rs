@@ -49,7 +49,7 @@ fn client(name: &str, role: &str) -> String {
 }
 
 /// Roles of all operations that are not for everybody who may read.
-const NEEDED: [(&str, &str); 32] = [
+const NEEDED: [(&str, &str); 33] = [
     ("checkFabric", "operator"),
     ("startMigration", "operator"),
     ("cancelMigration", "operator"),
