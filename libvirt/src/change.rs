@@ -229,9 +229,11 @@ mod tests {
 
     #[test]
     fn memory_that_was_elsewhere_is_put_back() {
-        for inside in
-            ["<source type='memfd'/>\n    <access mode='private'/>", "<source type='file'/>", "<hugepages/>"]
-        {
+        for inside in [
+            "<source type='memfd'/>\n    <access mode='private'/>",
+            "<source type='file'/>",
+            "<nosharepages/>",
+        ] {
             let backing = format!("  <memoryBacking>\n    {inside}\n  </memoryBacking>\n  <memory>");
             there_and_back(&PLAIN.replace("  <memory>", &backing));
         }

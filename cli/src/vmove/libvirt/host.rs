@@ -1,4 +1,4 @@
-//! What a host needs: the hook, a folder for monitors, guest memory on tmpfs.
+//! What a host needs: the hook, a folder for monitors, guest memory on tmpfs or hugetlbfs.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _, chown};
@@ -70,24 +70,27 @@ pub fn install_hook(text: &str) -> io::Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
 }
 
-/// What is wrong with the place of guest memory, and what to do; nothing if it is on tmpfs with huge pages.
+/// What is wrong with the place of guest memory, and what to do; nothing if it is on tmpfs with huge pages, or on hugetlbfs.
 pub fn memory_problem() -> Option<String> {
     let dir = qemu_conf().memory_backing_dir().to_owned();
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let found = mount_of(&mounts, &dir);
-    let good = found.as_ref().is_some_and(|(kind, options)| {
-        kind == "tmpfs" && options.split(',').any(|option| HUGE.contains(&option))
-    });
+    let good = found.as_ref().is_some_and(|(kind, options)| is_good(kind, options));
     (!good).then(|| {
         let found = found.map_or_else(|| "nothing".to_owned(), |(kind, options)| format!("{kind} ({options})"));
         format!(
-            "memory_backing_dir of {QEMU_CONF} is {}, on {found}: guest memory must be on tmpfs with huge=advise. For instance\n\
+            "memory_backing_dir of {QEMU_CONF} is {}, on {found}: guest memory must be on tmpfs with huge=advise, or on hugetlbfs. For instance\n\
              \x20   mount: tmpfs /var/lib/vmove/libvirt tmpfs huge=advise,mode=0755,size=90% 0 0   (in /etc/fstab)\n\
              \x20   {QEMU_CONF}: memory_backing_dir = \"/var/lib/vmove/libvirt\"\n\
              and restart libvirtd (or virtqemud)",
             dir.display()
         )
     })
+}
+
+/// Whether guest memory can be on such a mount.
+fn is_good(kind: &str, options: &str) -> bool {
+    kind == "hugetlbfs" || kind == "tmpfs" && options.split(',').any(|option| HUGE.contains(&option))
 }
 
 /// Kind and options of the mount on which a folder is, also one that is not there yet.
@@ -119,6 +122,12 @@ mod tests {
         let kind = |dir: &str| mount_of(info, Path::new(dir)).unwrap().0;
         assert_eq!(kind("/mem/libvirt"), "tmpfs");
         assert_eq!(kind("/memory"), "ext4");
+    }
+
+    #[test]
+    fn memory_is_on_huge_pages_of_either_kind() {
+        assert!(is_good("tmpfs", "rw,huge=advise") && is_good("hugetlbfs", "rw,pagesize=2M"));
+        assert!(!is_good("tmpfs", "rw") && !is_good("ext4", "rw"));
     }
 
     #[test]
