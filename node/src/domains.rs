@@ -186,7 +186,7 @@ impl Domains {
             return Ok(Some(found));
         }
         // As `vmove libvirt enable` names it.
-        let socket = self.folder.join(uuid).with_extension(SOCKET);
+        let socket = self.folder.join(format!("libvirt-{uuid}.{SOCKET}"));
         if socket.exists() { self.look(&socket).await.map(Some) } else { Ok(None) }
     }
 

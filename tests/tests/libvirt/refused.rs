@@ -67,7 +67,7 @@ fn a_domain_whose_memory_is_in_no_file_is_refused() {
 fn a_domain_whose_monitor_has_another_client_is_refused() {
     need!(libvirt::ready());
     let mut pair = Pair::running(&guest()).expect("two hosts");
-    let monitor = Path::new("/run/libvirt/vmove").join(format!("{}.qmp", libvirt::UUID));
+    let monitor = Path::new("/run/libvirt/vmove").join(format!("libvirt-{}.qmp", libvirt::UUID));
     // One that comes while vmoved is away: QEMU has one client at a time.
     pair.hosts[0].node.crash();
     let client = UnixStream::connect(pair.hosts[0].file(&monitor)).expect("a client");
