@@ -7,9 +7,22 @@ const HUGE: [&str; 3] = ["huge=advise", "huge=within_size", "huge=always"];
 
 /// Kind and options of the mount on which a folder is, unless that is tmpfs with huge pages, as files of guest memory need it.
 pub fn not_huge_tmpfs(dir: &Path) -> Option<String> {
+    unless(dir, is_huge_tmpfs)
+}
+
+/// The same, unless it is hugetlbfs either.
+pub fn not_on_huge_pages(dir: &Path) -> Option<String> {
+    unless(dir, |kind, options| kind == "hugetlbfs" || is_huge_tmpfs(kind, options))
+}
+
+fn is_huge_tmpfs(kind: &str, options: &str) -> bool {
+    kind == "tmpfs" && options.split(',').any(|option| HUGE.contains(&option))
+}
+
+fn unless(dir: &Path, good: impl Fn(&str, &str) -> bool) -> Option<String> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     match mount_of(&mounts, dir) {
-        Some((kind, options)) if kind == "tmpfs" && options.split(',').any(|one| HUGE.contains(&one)) => None,
+        Some((kind, options)) if good(&kind, &options) => None,
         Some((kind, options)) => Some(format!("{kind} ({options})")),
         None => Some("nothing".to_owned()),
     }
@@ -44,5 +57,11 @@ mod tests {
         let kind = |dir: &str| mount_of(info, Path::new(dir)).unwrap().0;
         assert_eq!(kind("/mem/libvirt"), "tmpfs");
         assert_eq!(kind("/memory"), "ext4");
+    }
+
+    #[test]
+    fn tmpfs_is_good_with_huge_pages_only() {
+        assert!(is_huge_tmpfs("tmpfs", "rw,huge=advise"));
+        assert!(!is_huge_tmpfs("tmpfs", "rw") && !is_huge_tmpfs("hugetlbfs", "rw,pagesize=2M"));
     }
 }

@@ -157,9 +157,10 @@ fn note(root: Node<'_, '_>, xml: &str, noted: &[(&'static str, String)], edits: 
     }
 }
 
-/// The monitor. Named by the UUID, since a name may be too long for a socket, and hold what QEMU takes for another option.
+/// The monitor. Named as libvirt's profile of AppArmor is, by the UUID: one rule then allows each QEMU its own and no other. A name may also be too long for a
+/// socket, and hold what QEMU takes for another option.
 fn monitor(root: Node<'_, '_>, xml: &str, uuid: &str, edits: &mut Edits) {
-    let values = ["-qmp".to_owned(), format!("unix:{SOCKETS}/{uuid}.qmp,server=on,wait=off")];
+    let values = ["-qmp".to_owned(), format!("unix:{SOCKETS}/libvirt-{uuid}.qmp,server=on,wait=off")];
     let line = root.children().find(|node| node.has_tag_name((QEMU_NAMESPACE, "commandline")));
     if let Some(line) = line.filter(|line| !xml[line.range()].ends_with("/>")) {
         let text = &xml[line.range()];
@@ -224,14 +225,16 @@ mod tests {
     fn what_enables_is_undone_to_the_byte() {
         let enabled = there_and_back(PLAIN);
         assert!(enabled.xml().contains("<access mode='shared'/>"));
-        assert_eq!(enabled.monitor().unwrap().to_str(), Some("/run/libvirt/vmove/u-1.qmp"));
+        assert_eq!(enabled.monitor().unwrap().to_str(), Some("/run/libvirt/vmove/libvirt-u-1.qmp"));
     }
 
     #[test]
     fn memory_that_was_elsewhere_is_put_back() {
-        for inside in
-            ["<source type='memfd'/>\n    <access mode='private'/>", "<source type='file'/>", "<hugepages/>"]
-        {
+        for inside in [
+            "<source type='memfd'/>\n    <access mode='private'/>",
+            "<source type='file'/>",
+            "<nosharepages/>",
+        ] {
             let backing = format!("  <memoryBacking>\n    {inside}\n  </memoryBacking>\n  <memory>");
             there_and_back(&PLAIN.replace("  <memory>", &backing));
         }

@@ -107,16 +107,6 @@ impl Domain {
         })
     }
 
-    /// Whether its memory is of huge pages: then `memory_backing_dir` does not count.
-    ///
-    /// # Errors
-    /// [`DomainError::NotXml`].
-    pub fn has_huge_pages(&self) -> Result<bool, DomainError> {
-        let document = Document::parse(&self.xml)?;
-        let backing = root(&document).ok().and_then(|root| child(root, "memoryBacking"));
-        Ok(backing.is_some_and(|backing| child(backing, "hugepages").is_some()))
-    }
-
     /// All that keeps its guest from ever being moved with vmove.
     ///
     /// # Errors
@@ -155,8 +145,16 @@ impl Domain {
                 found.push("memory is shared with others (<shmem>)".to_owned());
             }
         }
-        if child(root, "memoryBacking").is_some_and(|backing| child(backing, "locked").is_some()) {
+        let backing = |name: &str| child(root, "memoryBacking").is_some_and(|b| child(b, name).is_some());
+        if backing("locked") {
             found.push("its memory is locked (<locked/>)".to_owned());
+        }
+        if backing("hugepages") {
+            found.push(
+                "for <hugepages/> libvirt has QEMU make memory files without a name, which end with QEMU: on all hosts put \
+                 memory_backing_dir of /etc/libvirt/qemu.conf on a hugetlbfs mount, and take <hugepages/> out of the domain"
+                    .to_owned(),
+            );
         }
         Ok(found)
     }
@@ -212,8 +210,8 @@ mod tests {
 
     #[test]
     fn all_obstacles_are_named_at_once() {
-        let inside = "<memoryBacking><locked/></memoryBacking><devices><hostdev mode='subsystem'/><interface type='vhostuser'/><shmem name='x'/></devices>";
-        assert_eq!(of(inside).obstacles().unwrap().len(), 4);
+        let inside = "<memoryBacking><locked/><hugepages/></memoryBacking><devices><hostdev mode='subsystem'/><interface type='vhostuser'/><shmem name='x'/></devices>";
+        assert_eq!(of(inside).obstacles().unwrap().len(), 5);
         assert_eq!(
             of("<devices><interface type='bridge'/></devices>").obstacles().unwrap(),
             Vec::<String>::new()

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use vmove_qmp::inspect;
+use vmove_qmp::inspect::{self, PageKind, RamFact};
 use vmove_qmp::switchover::SkipsShared;
 use vmove_qmp::{Client, QmpError};
 use vmove_types::vm::VmSummary;
@@ -81,6 +81,11 @@ pub enum DomainError {
     /// Its memory, mostly.
     #[error(transparent)]
     NotMovable(#[from] RegistryError),
+    /// Its memory is in a file that ends with QEMU, as with `<hugepages/>`: libvirt gives QEMU a folder, in which that makes a file and removes its name.
+    #[error(
+        "Guest memory of domain {0} is in a file without a name, as <hugepages/> has it made: `vmove libvirt enable {0} --check` says what to do instead"
+    )]
+    Nameless(String),
     /// A thread has failed.
     #[error(transparent)]
     Task(#[from] crate::blocking::TaskFailed),
@@ -194,7 +199,7 @@ impl Domains {
         }
         // As `vmove libvirt enable` names it.
         let of_libvirt = self.monitored.iter().find(|monitored| monitored.by == Manager::Libvirt);
-        match of_libvirt.map(|monitored| monitored.folder.join(uuid).with_extension(SOCKET)) {
+        match of_libvirt.map(|monitored| monitored.folder.join(format!("libvirt-{uuid}.{SOCKET}"))) {
             Some(socket) if socket.exists() => self.look(&socket).await.map(Some),
             _ => Ok(None),
         }
@@ -219,12 +224,17 @@ impl Domains {
         let uuid = client.execute_raw("query-uuid", Value::Null, ANSWER_TIMEOUT).await.map_err(not_there)?;
         let uuid = uuid.get("UUID").and_then(Value::as_str).unwrap_or_default().to_owned();
         let facts = inspect::facts(client, client.peer_pid().unwrap_or(0), None).await.map_err(not_there)?;
-        let (status, name) = (facts.status.clone(), self.name_by_socket(socket).or(facts.name.clone()));
+        let nameless = |ram: &RamFact| ram.path.is_some() && ram.pages == PageKind::Anonymous;
+        let status = facts.status.clone();
+        let name = self.name_by_socket(socket).or(facts.name.clone()).unwrap_or_else(|| uuid.clone());
+        if facts.ram.iter().any(nameless) {
+            return Err(DomainError::Nameless(name));
+        }
         let path = socket.to_owned();
         let Found { pid, pid_start, backing, ram, command_line } =
             run_blocking(move || examine(&facts, &path)).await??;
         let record = VmRecord {
-            name: name.unwrap_or_else(|| uuid.clone()),
+            name,
             pid: i32::try_from(pid).unwrap_or_default(),
             pid_start,
             qmp_socket: socket.to_owned(),

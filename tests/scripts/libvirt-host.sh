@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # A host of libvirt, in mount and UTS namespaces of its own: `unshare -m -u tests/scripts/libvirt-host.sh FOLDER NAME UUID`.
-# libvirt comes from the folder VMOVE_LIBVIRT; what it writes is below FOLDER. Guest memory is on a tmpfs with huge=advise, QEMU runs as libvirt-qemu. Says
-# "ready" when libvirtd answers, and stays until it is ended; libvirtd ends with `kill $(cat FOLDER/libvirtd.pid)`.
+# libvirt comes from the folder VMOVE_LIBVIRT; what it writes is below FOLDER. Guest memory is on a tmpfs with huge=advise, or on hugetlbfs if
+# VMOVE_MEMORY is that; <hugepages/> have a hugetlbfs of their own. QEMU runs as libvirt-qemu. Says "ready" when libvirtd answers, and stays until it is
+# ended; libvirtd ends with `kill $(cat FOLDER/libvirtd.pid)`.
 set -euo pipefail
 folder=$1 name=$2 uuid=$3
 : "${VMOVE_LIBVIRT:?}"
 
 mount --make-rprivate /
-mkdir -p "$folder"/{var,run,etc/hooks,log/qemu,cached,mem,files,dev/pts,dev/shm,dev/net}
+mkdir -p "$folder"/{var,run,etc/hooks,log/qemu,cached,mem,huge,files,dev/pts,dev/shm,dev/net}
 chmod 755 "$folder" "$folder"/{log,mem,files}
 mount -t overlay overlay -o "lowerdir=$VMOVE_LIBVIRT/usr:/usr" /usr
 for pair in var/lib/libvirt:var run/libvirt:run etc/libvirt:etc var/log/libvirt:log var/cache/libvirt:cached; do
@@ -20,7 +21,14 @@ echo 'libvirt-qemu:x:64055:64055::/var/lib/libvirt:/usr/sbin/nologin' >>"$folder
 printf 'libvirt-qemu:x:64055:\nlibvirt:x:64056:\n' >>"$folder/files/group"
 mount --bind "$folder/files/passwd" /etc/passwd
 mount --bind "$folder/files/group" /etc/group
-mount -t tmpfs -o huge=advise,mode=0755 tmpfs "$folder/mem"
+if [ "${VMOVE_MEMORY:-tmpfs}" = hugetlbfs ]; then
+    mount -t hugetlbfs -o pagesize=2M,mode=0755 hugetlbfs "$folder/mem"
+else
+    mount -t tmpfs -o huge=advise,mode=0755 tmpfs "$folder/mem"
+fi
+if grep -qw hugetlbfs /proc/filesystems; then
+    mount -t hugetlbfs -o pagesize=2M,mode=0755 hugetlbfs "$folder/huge"
+fi
 # Without /dev/kvm, which QEMU's user may not open: libvirt would ask QEMU anew what it is each time, which takes seconds.
 mount -t tmpfs -o mode=0755 tmpfs "$folder/dev"
 mkdir -p "$folder"/dev/{pts,shm}
@@ -49,6 +57,7 @@ cgroup_controllers = []
 stdio_handler = "file"
 remember_owner = 0
 memory_backing_dir = "$folder/mem"
+hugetlbfs_mount = "$(mountpoint -q "$folder/huge" && echo "$folder/huge")"
 ${VMOVE_QEMU_CONF:-}
 CONF
 # It closes every descriptor that there may be in each child: with a limit of a billion that takes seconds.

@@ -146,11 +146,22 @@ installed_is_whole() {
     # Compiled, not loaded: the kernel need not have AppArmor.
     on a 'apt-get install -qq -y --no-install-recommends apparmor' >/dev/null
     machine a apparmor_parser -QK /usr/share/doc/vmove/examples/apparmor/qemu-of-vmove
+    rules_for_libvirt_compile
     machine a /usr/share/vmove/guest/vmove-fork --version | grep '^vmove-fork '
     machine a test -s /usr/share/vmove/guest/c/vmove_fork.h -a -s /usr/share/vmove/guest/python/vmove_fork.py
     machine a dpkg-query -W -f '${Conffiles}' vmove | grep '^ /etc/vmove/vmoved.toml '
     [ "$(machine a stat -c %a /etc/vmove /etc/vmove/vmoved.toml | xargs)" = '700 600' ]
     [ "$(machine a vmove --version)" = "vmove $(machine a dpkg-query -W -f '${Version}' vmove)" ]
+}
+
+# The rules that docs/libvirt.md gives for domains, within libvirt's template of a profile: each guest's has its own monitor in it.
+rules_for_libvirt_compile() {
+    local profile=libvirt-6f0f5d4e-3c1a-4d0b-9d59-0a1b2c3d4e5f
+    machine a sh -euc "cd /tmp; apt-get -qq download libvirt-daemon-system; dpkg-deb -x libvirt-daemon-system_*.deb libvirt
+        cp -a /etc/apparmor.d/. libvirt/etc/apparmor.d; cd libvirt/etc/apparmor.d; mkdir -p local/abstractions
+        awk '/^# \/etc\/apparmor.d\/local\/abstractions\/libvirt-qemu/ { on = 1 } /^\`\`\`/ { on = 0 } on' /usr/share/doc/vmove/libvirt.md >local/abstractions/libvirt-qemu
+        sed s/LIBVIRT_TEMPLATE/$profile/ libvirt/TEMPLATE.qemu >libvirt/$profile
+        apparmor_parser -QK -D rule-exprs --base . libvirt/$profile" 2>&1 | grep -F "/run/libvirt/vmove/$profile\.qmp"
 }
 
 units_are_hardened() {

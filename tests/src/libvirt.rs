@@ -45,6 +45,15 @@ pub fn ready() -> Result<()> {
     Ok(())
 }
 
+/// What is set on both hosts.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Settings {
+    /// Further lines of `qemu.conf`.
+    pub qemu_conf: &'static str,
+    /// `memory_backing_dir` is on hugetlbfs, not on tmpfs.
+    pub huge_pages: bool,
+}
+
 /// A host.
 #[derive(Debug)]
 pub struct Host {
@@ -55,7 +64,7 @@ pub struct Host {
 }
 
 impl Host {
-    fn start(sandbox: &Sandbox, name: &str, uuid: &str, qemu_conf: &str) -> Result<Self> {
+    fn start(sandbox: &Sandbox, name: &str, uuid: &str, settings: Settings) -> Result<Self> {
         let folder = sandbox.folder(&format!("host-{name}"))?;
         // QEMU runs as a user who must reach its memory.
         std::fs::set_permissions(sandbox.path(), std::fs::Permissions::from_mode(0o755))?;
@@ -66,7 +75,8 @@ impl Host {
             .arg(&folder)
             .args([name, uuid])
             .env("VMOVE_LIBVIRT", places::libvirt()?)
-            .env("VMOVE_QEMU_CONF", qemu_conf)
+            .env("VMOVE_QEMU_CONF", settings.qemu_conf)
+            .env("VMOVE_MEMORY", if settings.huge_pages { "hugetlbfs" } else { "tmpfs" })
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -160,11 +170,26 @@ impl Host {
         Ok(pid.trim().parse()?)
     }
 
-    /// Kills libvirtd, and starts it again.
+    /// Its folder: what the host writes is below it.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Ends libvirtd, and starts it again.
     ///
     /// # Errors
     /// When it does not answer again.
     pub fn restart_libvirtd(&self, signal: Signal) -> Result<()> {
+        self.end_libvirtd(signal)?;
+        self.start_libvirtd()
+    }
+
+    /// Ends libvirtd.
+    ///
+    /// # Errors
+    /// When it does not end.
+    pub fn end_libvirtd(&self, signal: Signal) -> Result<()> {
         let pid = self.libvirtd()?;
         kill(Pid::from_raw(pid), signal)?;
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -172,10 +197,14 @@ impl Host {
             ensure!(Instant::now() < deadline, "libvirtd does not end");
             std::thread::sleep(Duration::from_millis(10));
         }
-        self.start_libvirtd()
+        Ok(())
     }
 
-    fn start_libvirtd(&self) -> Result<()> {
+    /// Starts libvirtd, which was ended.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn start_libvirtd(&self) -> Result<()> {
         let daemon =
             format!("ulimit -n 4096; exec libvirtd -d -p '{}'", self.folder.join("libvirtd.pid").display());
         let status = self.command("sh").args(["-c", &daemon]).status()?;
@@ -288,16 +317,16 @@ impl Pair {
     /// # Errors
     /// When something does not start.
     pub fn new(guest: &Guest, arm: Arm) -> Result<Self> {
-        Self::with(Sandbox::new()?, guest, arm, "")
+        Self::with(Sandbox::new()?, guest, arm, Settings::default())
     }
 
-    /// The same, in a sandbox that was made before, with these further lines of `qemu.conf`.
+    /// The same, in a sandbox that was made before, with these settings.
     ///
     /// # Errors
     /// When something does not start.
-    pub fn with(sandbox: Sandbox, guest: &Guest, arm: Arm, qemu_conf: &str) -> Result<Self> {
-        let mut a = Host::start(&sandbox, "a", "11111111-1111-4111-8111-111111111111", qemu_conf)?;
-        let mut b = Host::start(&sandbox, "b", "22222222-2222-4222-8222-222222222222", qemu_conf)?;
+    pub fn with(sandbox: Sandbox, guest: &Guest, arm: Arm, settings: Settings) -> Result<Self> {
+        let mut a = Host::start(&sandbox, "a", "11111111-1111-4111-8111-111111111111", settings)?;
+        let mut b = Host::start(&sandbox, "b", "22222222-2222-4222-8222-222222222222", settings)?;
         let (at_a, at_b) = (a.node.listen(), b.node.listen());
         a.node.add_peer("b", at_b);
         b.node.add_peer("a", at_a);

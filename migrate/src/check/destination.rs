@@ -13,6 +13,7 @@ use crate::vmm::Vmm;
 use vmove_node::blocking::run_blocking;
 use vmove_node::peer::{Caller, Objection, SessionId};
 use vmove_node::reservations::{Reservation, Room, Rooms, Wanted};
+use vmove_types::Backing;
 use vmove_types::check::{Blocker, BlockerCode};
 use vmove_types::spec::Visit;
 use vmove_types::vm::RunRequest;
@@ -174,6 +175,10 @@ fn memory(node: &Node, id: SessionId, prepare: &Prepare) -> Result<Reservation, 
     let (mut wanted, backing) = (wanted(prepare, node.config.reservations.overcommits()), prepare.backing);
     // Of a guest that comes home, most is here.
     wanted.guest_bytes = wanted.guest_bytes.saturating_sub(crate::homes::held_bytes(node, prepare));
+    if prepare.libvirt.is_some() && backing != Backing::Thp {
+        // The kernel has promised them to libvirt's QEMU, which maps its memory and waits.
+        wanted.guest_bytes = 0;
+    }
     let fits = |rooms: &Rooms| enough(&node.config.node, &prepare.vm, wanted, rooms);
     let reserved = node.config.reservations.reserve(&holder(id, prepare), wanted, fits);
     reserved.unwrap_or_else(|e| {
@@ -189,7 +194,7 @@ fn enough(node: &str, vm: &str, wanted: Wanted, rooms: &Rooms) -> Result<(), Blo
         Err(Blocker::new(code, message).about(wanted.backing.name()))
     };
     let remedy = "free some there, or choose another node";
-    if wanted.backing != vmove_types::Backing::Thp {
+    if wanted.backing != Backing::Thp {
         if rooms.guest.left() < guest {
             let remedy = "raise nr_hugepages there";
             return refuse(BlockerCode::HugePages, guest, "free huge pages", "", &rooms.guest, remedy);

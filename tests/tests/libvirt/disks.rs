@@ -5,7 +5,7 @@ use std::path::Path;
 use vmove_skip::{free_port, need};
 use vmove_tests::disks::{self, DISK_BYTES};
 use vmove_tests::guest::Guest;
-use vmove_tests::libvirt::{self, Arm, DOMAIN, Pair};
+use vmove_tests::libvirt::{self, Arm, DOMAIN, Pair, Settings};
 use vmove_tests::sandbox::Sandbox;
 
 /// A guest that works on this disk, which libvirt gives it, and on its memory.
@@ -14,12 +14,14 @@ fn guest(image: &Path) -> Guest {
 }
 
 /// Its disk is a file that both hosts have. libvirt knows of none of this machine that it is shared: `--unsafe`.
-fn moves_on_a_shared_disk(qemu_conf: &str, user: &str) {
+fn moves_on_a_shared_disk(qemu_conf: &'static str, user: &str) {
     need!(libvirt::ready());
     let sandbox = Sandbox::new().expect("a sandbox");
     let image = sandbox.path().join("disk.raw");
     disks::blank(&image, DISK_BYTES).expect("a disk");
-    let pair = Pair::with(sandbox, &guest(&image), Arm::Enabled, qemu_conf).expect("two hosts");
+    let pair =
+        Pair::with(sandbox, &guest(&image), Arm::Enabled, Settings { qemu_conf, ..Settings::default() })
+            .expect("two hosts");
     pair.hosts[0].virsh(&["start", DOMAIN]).expect("started");
     pair.hosts[0].beacon().expect("it runs");
     for from in [0, 1] {
@@ -51,7 +53,7 @@ fn a_guest_moves_while_libvirt_copies_its_disk() {
     need!(libvirt::ready());
     let image = Path::new("/var/lib/libvirt/images/disk.raw");
     let sandbox = Sandbox::new().expect("a sandbox");
-    let pair = Pair::with(sandbox, &guest(image), Arm::Enabled, "").expect("two hosts");
+    let pair = Pair::with(sandbox, &guest(image), Arm::Enabled, Settings::default()).expect("two hosts");
     for host in &pair.hosts {
         let file = host.file(image);
         std::fs::create_dir_all(file.parent().expect("a folder")).expect("made");

@@ -3,5 +3,6 @@
 
 mod blows;
 mod disks;
+mod huge_pages;
 mod moves;
 mod refused;

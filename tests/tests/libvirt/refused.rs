@@ -1,5 +1,6 @@
 //! Migrations that cannot be carried, and are refused with the reason.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Stdio;
@@ -41,7 +42,13 @@ fn options_that_vmove_cannot_carry_leave_the_guest_where_it_was() {
     }
     pair.migrate(0, &["--persistent", "--undefinesource", "--auto-converge"]).expect("carried");
     pair.sound_at(1).expect("sound");
-    pair.migrate(1, &["--p2p", "--timeout", "60"]).expect("carried");
+    assert_eq!(pair.hosts[0].state().expect("a state"), None, "undefined at the source");
+    let persistent = pair.hosts[1].virsh(&["dominfo", DOMAIN]).expect("what it is");
+    assert!(
+        persistent.lines().any(|line| line.starts_with("Persistent:") && line.ends_with("yes")),
+        "{persistent}"
+    );
+    pair.migrate(1, &["--p2p"]).expect("carried");
     pair.sound_at(0).expect("sound");
     pair.migrate(0, &["--suspend"]).expect("carried");
     assert_eq!(pair.hosts[1].state().expect("a state").as_deref(), Some("paused"));
@@ -64,10 +71,42 @@ fn a_domain_whose_memory_is_in_no_file_is_refused() {
 }
 
 #[test]
+fn a_domain_with_a_device_of_the_host_is_not_enabled() {
+    need!(libvirt::ready());
+    let pair = Pair::new(&guest(), Arm::Plain).expect("two hosts");
+    let device = "<hostdev mode='subsystem' type='pci' managed='yes'><source><address domain='0' bus='0' slot='3' function='0'/></source></hostdev></devices>";
+    pair.define_changed(0, |xml| xml.replace("</devices>", device)).expect("defined");
+    let before = pair.hosts[0].virsh(&["dumpxml", "--inactive", DOMAIN]).expect("its XML");
+    let output = pair.hosts[0].vmove(&["libvirt", "enable", DOMAIN]).expect("vmove");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("<hostdev>"), "{said}");
+    let after = pair.hosts[0].virsh(&["dumpxml", "--inactive", DOMAIN]).expect("its XML");
+    assert_eq!(after, before);
+}
+
+/// Nothing of vmove is there: QEMU cannot make its monitor. Where it can, libvirt sends the guest with all of its memory.
+#[test]
+fn a_host_without_the_hook_takes_a_guest_with_its_memory_or_not_at_all() {
+    need!(libvirt::ready());
+    let pair = Pair::running(&guest()).expect("two hosts");
+    std::fs::remove_file(pair.hosts[1].folder().join("etc/hooks/qemu.d/vmove")).expect("the hook");
+    let error = pair.migrate(0, &[]).expect_err("refused").to_string();
+    assert!(error.contains("/run/libvirt/vmove"), "{error}");
+    pair.sound_at(0).expect("it goes on");
+    let folder = pair.hosts[1].folder().join("run/vmove");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777)).expect("for any user");
+    pair.migrate(0, &[]).unwrap_or_else(|error| panic!("libvirt migrates it: {error}\n{}", pair.logs()));
+    pair.sound_at(1).expect("sound");
+    let history = pair.hosts[1].node.ask(&["history"]).expect("a history");
+    assert!(history["migrations"].as_array().is_some_and(Vec::is_empty), "{history}");
+}
+
+#[test]
 fn a_domain_whose_monitor_has_another_client_is_refused() {
     need!(libvirt::ready());
     let mut pair = Pair::running(&guest()).expect("two hosts");
-    let monitor = Path::new("/run/libvirt/vmove").join(format!("{}.qmp", libvirt::UUID));
+    let monitor = Path::new("/run/libvirt/vmove").join(format!("libvirt-{}.qmp", libvirt::UUID));
     // One that comes while vmoved is away: QEMU has one client at a time.
     pair.hosts[0].node.crash();
     let client = UnixStream::connect(pair.hosts[0].file(&monitor)).expect("a client");

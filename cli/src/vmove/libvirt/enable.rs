@@ -66,11 +66,8 @@ fn install_hook(control: &Path) -> Result<(), Failure> {
 pub async fn enable(args: &DomainArgs, control: &Path, json: bool) -> Result<Exit, End> {
     let domain = read(args).await?;
     let text = domain.enabled().map_err(|error| refused(&error))?;
-    let pages = domain.has_huge_pages().map_err(|error| refused(&error))?;
     let mut changes = Changes::of_domain(&domain, &text);
-    if !pages {
-        changes.lacks.extend(host::memory_problem());
-    }
+    changes.lacks.extend(host::memory_problem());
     changes.of_host();
     if args.check || !changes.lacks.is_empty() {
         return show(&changes, args.check, json);

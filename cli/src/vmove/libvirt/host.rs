@@ -1,4 +1,4 @@
-//! What a host needs: the hook, a folder for monitors, guest memory on tmpfs.
+//! What a host needs: the hook, a folder for monitors, guest memory on tmpfs or hugetlbfs.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _, chown};
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use vmove_libvirt::{QemuConf, SOCKETS};
 
-use crate::mounts::not_huge_tmpfs;
+use crate::mounts::not_on_huge_pages;
 
 /// What libvirt calls.
 pub const HOOK: &str = "/etc/libvirt/hooks/qemu.d/vmove";
@@ -70,12 +70,12 @@ pub fn install_hook(text: &str) -> io::Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
 }
 
-/// What is wrong with the place of guest memory, and what to do; nothing if it is on tmpfs with huge pages.
+/// What is wrong with the place of guest memory, and what to do; nothing if it is on tmpfs with huge pages, or on hugetlbfs.
 pub fn memory_problem() -> Option<String> {
     let dir = qemu_conf().memory_backing_dir().to_owned();
-    not_huge_tmpfs(&dir).map(|found| {
+    not_on_huge_pages(&dir).map(|found| {
         format!(
-            "memory_backing_dir of {QEMU_CONF} is {}, on {found}: guest memory must be on tmpfs with huge=advise. For instance\n\
+            "memory_backing_dir of {QEMU_CONF} is {}, on {found}: guest memory must be on tmpfs with huge=advise, or on hugetlbfs. For instance\n\
              \x20   mount: tmpfs /var/lib/vmove/libvirt tmpfs huge=advise,mode=0755,size=90% 0 0   (in /etc/fstab)\n\
              \x20   {QEMU_CONF}: memory_backing_dir = \"/var/lib/vmove/libvirt\"\n\
              and restart libvirtd (or virtqemud)",
