@@ -448,11 +448,12 @@ impl Session {
         }
         self.pages.end();
         let mut qemu_ended = true;
-        if let Some(process) = process
-            && let Err(error) = process.kill().await
-        {
-            qemu_ended = false;
-            tracing::error!(error = chain(&error), "the destination QEMU could not be ended");
+        if let Some(process) = process {
+            if let Err(error) = process.kill().await {
+                qemu_ended = false;
+                tracing::error!(error = chain(&error), "the destination QEMU could not be ended");
+            }
+            process.end_if_stuck();
         }
         self.node.config.vmm.forget_monitor(&self.files.layout.qmp_socket).await;
         let mut left = !qemu_ended | !self.files.remove(self.node.disk());

@@ -1,5 +1,6 @@
 //! Where libvirt decides on which side the guest runs: what this side does when it cannot go on as it was.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::aborted::tell_later;
@@ -12,6 +13,8 @@ use crate::vmm::Leaving;
 use vmove_types::problem::chain;
 use vmove_types::progress::GuestPlace;
 
+/// Between two looks whether QEMU is still there.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// libvirt has a migration that was called off ended at once; one that hangs is not waited for longer.
 pub(super) const VERDICT_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -61,6 +64,24 @@ async fn put_back(session: &Session, kept: Kept) {
         tracing::warn!(error = chain(&error), "x-ignore-shared may still be set");
     }
     let_memory_go(session.node.disk(), session.vm());
+}
+
+/// The destination can do nothing more for the guest. Waits until libvirt has it run here again, which is true, or has ended QEMU here, or an operator
+/// ends the guest. False at once for a guest that is not libvirt's.
+pub(super) async fn goes_on_here(session: &Session, qemu: Option<Arc<dyn Leaving>>) -> bool {
+    let Some(qemu) = qemu.filter(|_| session.vm().libvirt.is_some()) else { return false };
+    let abandon = session.publisher.abandon();
+    loop {
+        tokio::select! {
+            biased;
+            () = qemu.runs_again() => return true,
+            () = abandon.asked() => return false,
+            () = tokio::time::sleep(LOOK_INTERVAL) => {}
+        }
+        if session.node.config.vmm.has_ended(session.vm()) {
+            return false;
+        }
+    }
 }
 
 /// libvirt has the guest run here again, although everything was sent: its QEMU at the destination never ran it, or has ended.

@@ -125,7 +125,12 @@ impl Committed {
                     return session.end_badly(chain(&error), GuestPlace::PausedAtDestination);
                 }
                 Why::GivenBack => return self.take_back(session, control).await,
-                Why::ForGood(error) => return given_up(session, chain(&error)).await,
+                Why::ForGood(error) => {
+                    if by_libvirt::goes_on_here(&session, again).await {
+                        return by_libvirt::runs_here_again(session, self.kept).await;
+                    }
+                    return given_up(session, chain(&error)).await;
+                }
                 // A guest on a visit needs its home, whenever that can be reached again.
                 Why::Connection(error) if Instant::now() >= until && session.spec().visit != Visit::Go => {
                     let (to, id) = (session.to().clone(), session.journal.record().id);

@@ -21,6 +21,8 @@ use vmove_types::time::Mono;
 
 /// QEMU sends what little RAM of its own is not shared (video memory), then stops the guest.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+/// Between two looks whether the destination is still there.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What is known of a guest that is stopped and drained.
 #[derive(Debug)]
@@ -69,13 +71,31 @@ impl Stopped {
         }
         self.guest.pause.step("load");
         // Until QEMU has completed, a lost stream makes it run the guest on by itself: no commit before that.
-        let completed = self.qemu.completed(STOP_TIMEOUT).await;
-        completed.map_err(SourceError::qemu("send its device state"))?;
+        self.completed(session).await?;
         // Zeros that were read in the place of what somebody had cut off are at the destination: it must not run the guest with them.
         self.pages.memory.check_whole().map_err(SourceError::memory("give the guest's memory away"))?;
         self.guest.pause.step("complete");
         self.not_failed_meanwhile(session)?;
         self.gather(session).await
+    }
+
+    /// Waits until QEMU has completed. libvirt's does not once the destination is lost: the QEMU there waits for a page, which nobody brings any more,
+    /// and this one for that QEMU, with a guest that stands still.
+    async fn completed(&mut self, session: &Session) -> Result<(), Stop> {
+        let qemu = Arc::clone(&self.qemu);
+        let completed = qemu.completed(STOP_TIMEOUT);
+        tokio::pin!(completed);
+        loop {
+            tokio::select! {
+                biased;
+                completed = &mut completed => {
+                    return Ok(completed.map_err(SourceError::qemu("send its device state"))?);
+                }
+                () = tokio::time::sleep(LOOK_INTERVAL), if session.vm().libvirt.is_some() => {
+                    drop(self.control.look_ahead()?);
+                }
+            }
+        }
     }
 
     /// A destination that has failed since it said `Loaded` is not given the guest.

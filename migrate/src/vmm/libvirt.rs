@@ -2,6 +2,7 @@
 //! and lets the guest run. Here that is followed, over a second monitor, and guest memory is added. Nothing here resumes a guest or ends a QEMU.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Mutex;
+use tokio::time::timeout;
 use vmove_node::domains::Domains;
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::BoxedStream;
@@ -29,6 +31,10 @@ use super::{
 
 /// What the source sends in the place of the device state: libvirt may begin its migration.
 const GO: u8 = b'!';
+/// For libvirt to end a QEMU whose guest stays where it was.
+const ENDED_BY_LIBVIRT: Duration = Duration::from_secs(3);
+/// For a QEMU that waits for nothing to answer.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// A guest that libvirt has not let run for so long after its state was loaded stays paused (`--suspend`, or it was paused before).
 const STAYS_PAUSED: Duration = Duration::from_secs(10);
 
@@ -39,6 +45,16 @@ pub(super) struct OfLibvirt {
     pub monitors: Arc<Monitors>,
     pub domains: Arc<Domains>,
     pub uuid: String,
+    /// Its monitor for vmove.
+    pub socket: PathBuf,
+}
+
+/// Whether QEMU's main loop answers: then libvirt can end it.
+async fn answers(monitors: &Monitors, socket: &Path) -> bool {
+    match monitors.client(socket).await {
+        Ok(client) => client.run_state(ANSWERS_WITHIN).await.is_ok(),
+        Err(_) => false,
+    }
 }
 
 #[async_trait]
@@ -51,11 +67,7 @@ impl QemuHandle for OfLibvirt {
         vmove_memory::Process::open(self.process.pid()).map_or(0, |process| process.start_time())
     }
 
-    async fn make_ready(
-        &self,
-        socket: &std::path::Path,
-        _: Duration,
-    ) -> Result<Arc<dyn ArrivingMonitor>, NotReady> {
+    async fn make_ready(&self, socket: &Path, _: Duration) -> Result<Arc<dyn ArrivingMonitor>, NotReady> {
         let client = self
             .monitors
             .client(socket)
@@ -83,6 +95,24 @@ impl QemuHandle for OfLibvirt {
     /// libvirt ends it, when it hears that its migration has failed. Until then it cannot run the guest: nobody answers its faults.
     async fn kill(&self) -> Result<(), ProcessError> {
         Ok(())
+    }
+
+    fn end_if_stuck(&self) {
+        let (process, monitors) = (self.process.clone(), Arc::clone(&self.monitors));
+        let socket = self.socket.clone();
+        vmove_node::task::spawn(async move {
+            if timeout(ENDED_BY_LIBVIRT, process.exited()).await.is_ok() || answers(&monitors, &socket).await
+            {
+                return;
+            }
+            tracing::warn!(
+                pid = process.pid(),
+                "QEMU waits for a page of a guest that stays at the source, and libvirt for QEMU: killing it"
+            );
+            if let Err(error) = process.kill().await {
+                tracing::error!(pid = process.pid(), %error, "it does not end");
+            }
+        });
     }
 
     fn log_tail(&self) -> String {

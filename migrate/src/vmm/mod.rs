@@ -209,6 +209,10 @@ pub trait QemuHandle: Send + Sync + fmt::Debug {
     /// [`ProcessError::Unkillable`].
     async fn kill(&self) -> Result<(), ProcessError>;
 
+    /// Ends one that is somebody else's to end (libvirt's), soon and in the background, if it waits for a page of a guest that is not to run in it: nobody
+    /// answers that fault any more, and whoever is to end it may wait for its answer.
+    fn end_if_stuck(&self) {}
+
     /// The last lines of its log.
     fn log_tail(&self) -> String;
 }

@@ -96,7 +96,13 @@ impl Vmm for Qemu {
         let process = QemuProcess::adopt(vm.pid.unsigned_abs(), &log_in(&vm.vm_dir))?;
         if let Some(uuid) = &vm.libvirt {
             let (monitors, domains) = (Arc::clone(&self.monitors), Arc::clone(&self.domains));
-            return Ok(Arc::new(OfLibvirt { process, monitors, domains, uuid: uuid.clone() }));
+            return Ok(Arc::new(OfLibvirt {
+                process,
+                monitors,
+                domains,
+                uuid: uuid.clone(),
+                socket: vm.qmp_socket.clone(),
+            }));
         }
         Ok(Arc::new(Started { process, monitors: Arc::clone(&self.monitors) }))
     }

@@ -19,6 +19,8 @@ use crate::{Client, QmpError};
 const SKIP_SHARED: &str = "x-ignore-shared";
 /// QEMU refuses to change capabilities while a migration is under way.
 const CLEAR_INTERVAL: Duration = Duration::from_millis(20);
+/// For a migration that is taken up to end by itself: device state alone takes less.
+const ENDS_BY_ITSELF: Duration = Duration::from_secs(1);
 /// For a migration that was called off to end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -116,13 +118,18 @@ impl Watched {
         Self { client: client.clone(), track, sent_before: false }
     }
 
-    /// Takes up one that an earlier process followed to the stop of the guest: waits until it has ended, and says how.
+    /// Takes up one that an earlier process followed to the stop of the guest: waits until it has ended, and says how. One that does not end by itself is
+    /// called off: the QEMU that loads may wait for a page of which only the caller can tell, who waits for us, and the guest stands still on both sides.
     ///
     /// # Errors
     /// [`SwitchoverError::Qmp`].
     pub async fn take_up(client: &Client) -> Result<(Self, Verdict), SwitchoverError> {
         let mut watched = Self::begin(client);
+        let mut call_off_at = Some(tokio::time::Instant::now() + ENDS_BY_ITSELF);
         while !query_migration(client, COMMAND_TIMEOUT).await?.status.is_final() {
+            if call_off_at.take_if(|at| tokio::time::Instant::now() > *at).is_some() {
+                watched.cancel().await;
+            }
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
         let state = watched.run_state().await.map_err(SwitchoverError::at("asking for the run state"))?;
@@ -206,10 +213,7 @@ impl Watched {
                 status if status.is_final() => return Ok(Verdict::Stays),
                 _ if !told => {
                     told = true;
-                    let told = self.client.execute_raw("migrate_cancel", Value::Null, COMMAND_TIMEOUT).await;
-                    if let Err(error) = told {
-                        tracing::debug!(%error, "the migration could not be called off");
-                    }
+                    self.cancel().await;
                 }
                 status if begun.elapsed() > deadline => {
                     let waiting_for = "the end of the migration";
@@ -217,6 +221,12 @@ impl Watched {
                 }
                 _ => tokio::time::sleep(LOOK_INTERVAL).await,
             }
+        }
+    }
+
+    async fn cancel(&self) {
+        if let Err(error) = self.client.execute_raw("migrate_cancel", Value::Null, COMMAND_TIMEOUT).await {
+            tracing::debug!(%error, "the migration could not be called off");
         }
     }
 

@@ -6,3 +6,4 @@ mod disks;
 mod huge_pages;
 mod moves;
 mod refused;
+mod steps;
