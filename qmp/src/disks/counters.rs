@@ -198,20 +198,20 @@ fn is_ours(entry: &Value) -> bool {
 mod tests {
     use super::*;
 
-    fn stats(reads: [u64; 2], writes: [u64; 2], more: Value) -> Value {
+    fn stats(reads: [u64; 2], writes: [u64; 2], more: &Value) -> Value {
         let mut of = json!({ "rd_operations": reads[0], "rd_total_time_ns": reads[1], "wr_operations": writes[0],
             "wr_total_time_ns": writes[1], "failed_wr_operations": 0 });
         more.as_object().unwrap().iter().for_each(|(key, value)| of[key] = value.clone());
         json!([{ "device": "other", "stats": {} }, { "device": "disk0", "qdev": "vda", "stats": of }])
     }
 
-    fn at(reads: [u64; 2], writes: [u64; 2], more: Value) -> DiskCounters {
+    fn at(reads: [u64; 2], writes: [u64; 2], more: &Value) -> DiskCounters {
         of_device(&stats(reads, writes, more), "vda").unwrap()
     }
 
     #[test]
     fn what_a_guest_did_not_do_is_none_and_no_zero() {
-        let (then, now) = (at([5, 9], [0, 0], json!({})), at([5, 9], [4, 8_000_000], json!({})));
+        let (then, now) = (at([5, 9], [0, 0], &json!({})), at([5, 9], [4, 8_000_000], &json!({})));
         let io = now.since(&then).unwrap();
         assert_eq!(io.reads, None);
         assert_eq!(io.writes, Some(IoLatency { requests: 4, mean_ms: 2.0, histogram: Vec::new() }));
@@ -221,31 +221,31 @@ mod tests {
 
     #[test]
     fn failed_requests_are_counted_as_their_time_is() {
-        let now = at([0, 0], [1, 4_000_000], json!({ "failed_wr_operations": 1 }));
+        let now = at([0, 0], [1, 4_000_000], &json!({ "failed_wr_operations": 1 }));
         assert_eq!(now.since_start().writes.map(|writes| (writes.requests, writes.mean_ms)), Some((2, 2.0)));
     }
 
     #[test]
     fn bins_without_requests_are_left_out_and_a_histogram_that_was_set_anew_is_not_used() {
         let kept = |bounds: [u64; 2], bins: [u64; 3]| json!({ "wr_latency_histogram": { "boundaries": bounds, "bins": bins } });
-        let then = at([0, 0], [3, 3], kept([1_000_000, 5_000_000], [1, 2, 0]));
-        let now = at([0, 0], [9, 9], kept([1_000_000, 5_000_000], [4, 2, 3]));
+        let then = at([0, 0], [3, 3], &kept([1_000_000, 5_000_000], [1, 2, 0]));
+        let now = at([0, 0], [9, 9], &kept([1_000_000, 5_000_000], [4, 2, 3]));
         let told = |now: &DiskCounters| now.since(&then).unwrap().writes.unwrap().histogram;
         let bin = |from_ms, to_ms| LatencyBin { from_ms, to_ms, requests: 3 };
         assert_eq!(told(&now), [bin(0.0, Some(1.0)), bin(5.0, None)]);
-        assert_eq!(told(&at([0, 0], [9, 9], kept([1, 2], [4, 2, 3]))), []);
+        assert_eq!(told(&at([0, 0], [9, 9], &kept([1, 2], [4, 2, 3]))), []);
         let since_start = |now: &DiskCounters| now.since_start().writes.unwrap().histogram.len();
-        assert_eq!((since_start(&then), since_start(&at([0, 0], [10, 9], kept([1, 2], [4, 2, 3])))), (2, 0));
+        assert_eq!((since_start(&then), since_start(&at([0, 0], [10, 9], &kept([1, 2], [4, 2, 3])))), (2, 0));
     }
 
     #[test]
     fn only_our_own_histogram_is_taken_for_ours() {
         let one = |bounds: Value| {
-            stats([0, 0], [0, 0], json!({ "rd_latency_histogram": { "boundaries": bounds, "bins": [] } }))[1]
+            stats([0, 0], [0, 0], &json!({ "rd_latency_histogram": { "boundaries": bounds, "bins": [] } }))[1]
                 .clone()
         };
         assert!(is_ours(&one(json!(BOUNDARIES))));
         assert!(!is_ours(&one(json!([1, 2, 3]))));
-        assert!(!is_ours(&stats([0, 0], [0, 0], json!({}))[1]), "there is none");
+        assert!(!is_ours(&stats([0, 0], [0, 0], &json!({}))[1]), "there is none");
     }
 }
