@@ -34,7 +34,15 @@ pub fn enable(args: &EnableArgs, json: bool) -> Result<Exit, End> {
     let mut lacks = obstacles::of_host(&host::lacks());
     let found = cluster::read_cluster()?.obstacles(args.vmid, vm.config(), None);
     lacks.extend(found.iter().map(ToString::to_string));
-    changed(args, &vm, lacks, json, |vm, section| Ok(vm.enabled(section)?))
+    let exit = changed(args, &vm, lacks, json, |vm, section| Ok(vm.enabled(section)?))?;
+    if exit == Exit::Done && !args.check && !json {
+        // Proxmox VE copies the arguments, and with them the name of the memory's file.
+        say(&format!(
+            "Before a clone or a restored copy of VM {0} starts for the first time, run `vmove-pve enable` or `disable` for that copy: it would use the memory of VM {0}",
+            args.vmid
+        ))?;
+    }
+    Ok(exit)
 }
 
 /// Takes that away.

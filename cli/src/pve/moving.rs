@@ -1,24 +1,27 @@
 //! `vmove-pve move`, at the node that has the VM.
 
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::rc::Rc;
 use std::time::Duration;
 
+use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::task::JoinHandle;
 use vmove_client::Client;
-use vmove_pve::{MEMORY, Vm, Vmid};
+use vmove_pve::{Vm, Vmid};
 use vmove_types::problem::{Exit, chain};
 use vmove_types::progress::{Outcome, Progress};
 use vmove_types::proxmox::MONITORS;
 use vmove_types::units::format_ms;
 
 use super::qemu::{Monitor, Qemu};
-use super::receive::qm;
+use super::receive::{ended, qm, remove_memory};
 use super::{cluster, failed, obstacles, refused, remote, switch, unknown};
 use crate::args::pve::{MoveArgs, Remote};
 use crate::failure::Failure;
@@ -173,6 +176,8 @@ impl<'a> Move<'a> {
 
     /// Moves the guest and its configuration. What `vmoved` tells of it, if it does.
     async fn carry(&self, client: &Client, json: bool) -> Result<Option<Box<Progress>>, End> {
+        // Held for as long as this process is at work, so that `recover` does not begin beside it.
+        let _at_work = at_work(self.vmid)?;
         cluster::change(self.vmid, |vm| Ok(vm.locked()?))?;
         let noted = std::fs::write(note_path(self.vmid), self.node);
         let mut other = Other::silent();
@@ -199,7 +204,17 @@ impl<'a> Move<'a> {
             bar.clear();
         }
         ended?;
-        Ok(all_there(shown, &bar).await)
+        tokio::select! {
+            progress = all_there(shown, &bar) => Ok(progress),
+            _ = tokio::signal::ctrl_c() => {
+                bar.clear();
+                note(&format!(
+                    "VM {} runs on {}; the rest of its memory goes there: `vmove status` on this node says how far it is",
+                    self.vmid, self.node
+                ));
+                Err(End::Left)
+            }
+        }
     }
 
     /// Everything until the guest stands still, and all that QEMU sends has been sent.
@@ -259,6 +274,19 @@ impl<'a> Move<'a> {
     }
 }
 
+/// Says that somebody moves this VM, or sees to a move of it, until what is returned is dropped.
+pub fn at_work(vmid: Vmid) -> Result<File, Failure> {
+    let path = PathBuf::from(format!("{MONITORS}/{vmid}.lock"));
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+        refused(format!(
+            "A move of VM {vmid} is at work on this node: wait for it, or end it (its process has {} open)",
+            path.display()
+        ))
+    })?;
+    Ok(file)
+}
+
 /// The guest runs here again, and its configuration is here.
 pub async fn taken_back(vmid: Vmid, why: Failure) -> Failure {
     if !cluster::seen_here(vmid).await {
@@ -273,10 +301,11 @@ pub async fn taken_back(vmid: Vmid, why: Failure) -> Failure {
             why.message, error.message
         ));
     }
-    let unlocked = cluster::change(vmid, |vm| Ok(vm.unlocked()));
-    let _ = std::fs::remove_file(note_path(vmid));
-    match unlocked {
-        Ok(()) => Failure { message: format!("{}; VM {vmid} runs on here", why.message), ..why },
+    match cluster::change(vmid, |vm| Ok(vm.unlocked())) {
+        Ok(()) => {
+            let _ = std::fs::remove_file(note_path(vmid));
+            Failure { message: format!("{}; VM {vmid} runs on here", why.message), ..why }
+        }
         Err(error) => {
             let message = format!(
                 "{}; VM {vmid} runs on here, still locked ({}): `qm unlock {vmid}`",
@@ -289,16 +318,17 @@ pub async fn taken_back(vmid: Vmid, why: Failure) -> Failure {
 
 /// The guest runs on the other node: ends its QEMU here.
 pub async fn leave_here(vmid: Vmid, node: &str) {
-    if let Err(why) = qm(&["stop", &vmid.to_string(), "--skiplock", "--migratedfrom", node]).await {
-        note(&format!("vmove-pve: the QEMU that VM {vmid} has left was not ended: {}", why.message));
+    let qemu = Qemu::of(vmid);
+    let stopped = qm(&["stop", &vmid.to_string(), "--skiplock", "--migratedfrom", node]).await;
+    if !ended(qemu).await {
+        let why = stopped.err().map_or_else(String::new, |why| format!(" ({})", why.message));
+        note(&format!(
+            "vmove-pve: the QEMU that VM {vmid} has left does not end{why}: `vmove-pve recover {vmid}` tries again"
+        ));
+        return;
     }
     let _ = std::fs::remove_file(note_path(vmid));
-    let files = std::fs::read_dir(MEMORY).into_iter().flatten().flatten().map(|entry| entry.path());
-    let start = format!("{vmid}-");
-    let ours =
-        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&start));
-    // vmoved has a name of its own for what the other side lacks.
-    files.filter(ours).filter(|_| Qemu::of(vmid).is_none()).for_each(|path| drop(std::fs::remove_file(path)));
+    remove_memory(vmid);
 }
 
 /// Shows how the memory of the guest gets across, and what became of it.

@@ -58,6 +58,14 @@ impl Qemu {
         self.words.iter().any(|word| word.starts_with(&start))
     }
 
+    /// Whether its process has not ended.
+    pub fn lives(&self) -> bool {
+        let words = std::fs::read(format!("/proc/{}/cmdline", self.pid.as_raw_nonzero())).unwrap_or_default();
+        // Of one that ends nothing is left but its number, which may be another's by now.
+        let same = words.split(|byte| *byte == 0).zip(&self.words).all(|(now, then)| now == then.as_bytes());
+        !words.is_empty() && same
+    }
+
     /// Ends it at once.
     pub fn kill(&self) {
         let _ = kill_process(self.pid, Signal::KILL);

@@ -5,6 +5,7 @@
 
 use std::io::BufRead as _;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -12,10 +13,10 @@ use tokio::process::Command;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::Instant;
 use vmove_client::Client;
-use vmove_pve::Vmid;
+use vmove_pve::{MEMORY, Vmid};
 use vmove_types::libvirt::DomainOperation;
 use vmove_types::problem::{Code, Exit};
-use vmove_types::proxmox::ProxmoxArrival;
+use vmove_types::proxmox::{MONITORS, ProxmoxArrival};
 
 use super::obstacles;
 use super::qemu::{self, EVENTS, Monitor, Qemu};
@@ -26,6 +27,8 @@ use crate::output::{End, note, say_json};
 
 /// For a QEMU that is told to end; one whose memory nobody brings any more may hang, and is killed then.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// For QEMU to have loaded the state of devices that it has been sent.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Says a step to `vmove-pve move`.
@@ -103,6 +106,9 @@ fn arrival(args: &ReceiveArgs, operation: DomainOperation) -> ProxmoxArrival {
 
 /// Has Proxmox VE start a QEMU that waits, as `qm migrate` does.
 async fn start(args: &ReceiveArgs) -> Result<(), Failure> {
+    // What an earlier QEMU has left would be taken for memory of this guest.
+    remove_memory(args.vmid);
+    let _ = std::fs::remove_file(told_path(args.vmid));
     let vmid = args.vmid.to_string();
     let mut words = vec!["start", &vmid, "--skiplock", "--migratedfrom", &args.from];
     words.extend(["--migration_type", "secure", "--stateuri", "unix"]);
@@ -124,7 +130,8 @@ async fn settle(args: &ReceiveArgs, words: &mut Words) -> Result<Exit, End> {
         match words.next().await {
             Some(word) if word == "resume" => true,
             Some(_) => false,
-            None => is_ours(args.vmid),
+            // The cluster may not have told this node yet.
+            None => cluster::seen_here(args.vmid).await,
         }
     };
     if !may_run {
@@ -135,10 +142,13 @@ async fn settle(args: &ReceiveArgs, words: &mut Words) -> Result<Exit, End> {
         }
         return Ok(Exit::Failed);
     }
-    if let Err(why) = run(args.vmid).await {
-        return give_back(args, words, &why).await;
+    match run(args).await {
+        Ok(()) => {}
+        Err(NotRun::Never(why)) => return give_back(args, words, &why).await,
+        Err(NotRun::Perhaps(why)) => return refuse(&why),
     }
-    tell("runs", json!({}))?;
+    // Whoever does not hear it any more asks `recover`.
+    let _ = tell("runs", json!({}));
     if let Err(why) = quiet(args.vmid).await {
         note(&format!("vmove-pve: {}", why.message));
     }
@@ -155,20 +165,74 @@ fn is_ours(vmid: Vmid) -> bool {
     cluster::config_path(&cluster::this_node(), vmid).exists()
 }
 
+/// Why a guest does not run here.
+enum NotRun {
+    /// It never has: it can go on at the other node.
+    Never(Failure),
+    /// It may have run: what it has written to its disks is not in the memory of the other node.
+    Perhaps(Failure),
+}
+
+/// The file that says that the guest was told to run here, whatever became of who told it.
+fn told_path(vmid: Vmid) -> PathBuf {
+    PathBuf::from(format!("{MONITORS}/{vmid}.told"))
+}
+
 /// Lets the guest run, if its configuration is here.
-async fn run(vmid: Vmid) -> Result<(), Failure> {
+async fn run(args: &ReceiveArgs) -> Result<(), NotRun> {
+    let vmid = args.vmid;
     if !cluster::seen_here(vmid).await {
-        return Err(failed(format!("the configuration of VM {vmid} has not come here")));
+        return Err(NotRun::Never(failed(format!("the configuration of VM {vmid} has not come here"))));
     }
-    if qemu::status(vmid).await? == "running" {
-        return Ok(());
+    let was_told = told_path(vmid).exists();
+    // Of a process before this one, and of a node that was started anew, nothing is known.
+    let known = !(was_told || args.finish && Qemu::of(vmid).is_none());
+    let not_run = |why: String| match known {
+        true => NotRun::Never(failed(why)),
+        false => perhaps(vmid, &why),
+    };
+    match settled(vmid, was_told).await.map_err(|why| not_run(why.message))?.as_str() {
+        "running" => return Ok(()),
+        "paused" | "prelaunch" if known => {}
+        status => return Err(perhaps(vmid, &format!("VM {vmid} is {status} here"))),
     }
+    std::fs::write(told_path(vmid), "").map_err(|error| NotRun::Never(error.into()))?;
     let resumed = qm(&["resume", &vmid.to_string(), "--skiplock", "--nocheck"]).await;
-    match qemu::status(vmid).await?.as_str() {
-        "running" => Ok(()),
-        status => {
-            Err(resumed.err().unwrap_or_else(|| failed(format!("`qm resume` has left VM {vmid} {status}"))))
+    match (qemu::status(vmid).await, resumed) {
+        (Ok(status), _) if status == "running" => Ok(()),
+        // It was refused, and nothing has changed.
+        (Ok(status), Err(why)) if status == "paused" || status == "prelaunch" => {
+            let _ = std::fs::remove_file(told_path(vmid));
+            Err(NotRun::Never(why))
         }
+        (Ok(status), _) => Err(perhaps(vmid, &format!("`qm resume` has left VM {vmid} {status}"))),
+        (Err(why), _) => Err(perhaps(vmid, &why.message)),
+    }
+}
+
+fn perhaps(vmid: Vmid, why: &str) -> NotRun {
+    NotRun::Perhaps(failed(format!(
+        "{why}; it may have run here: see `qm status {vmid}` and `qm resume {vmid}` on this node"
+    )))
+}
+
+/// Waits until QEMU has loaded what it was sent, and, if the guest was told to run, until it does; its run state then. Before that, `qm resume` would
+/// say that the guest runs as soon as it has.
+async fn settled(vmid: Vmid, was_told: bool) -> Result<String, Failure> {
+    let until = Instant::now() + LOAD_TIMEOUT;
+    loop {
+        let status = qemu::status(vmid).await?;
+        let waits = status == "inmigrate" || was_told && status == "paused";
+        if !waits || was_told && Instant::now() > until {
+            return Ok(status);
+        }
+        if Instant::now() > until {
+            return Err(failed(format!(
+                "QEMU of VM {vmid} has not loaded the state of its devices within {} s",
+                LOAD_TIMEOUT.as_secs()
+            )));
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
     }
 }
 
@@ -183,7 +247,8 @@ async fn give_back(args: &ReceiveArgs, words: &mut Words, why: &Failure) -> Resu
     let stands_still = halted(args.vmid).await || end_qemu(args).await;
     let back = stands_still && cluster::hand_over(args.vmid, &args.from).is_ok();
     let step = if back { "given-back" } else { "failed" };
-    tell(step, json!({ "error": why.message }))?;
+    // Whoever does not hear it any more finds the configuration there.
+    let _ = tell(step, json!({ "error": why.message }));
     if back {
         let _ = words.next().await;
         end_qemu(args).await;
@@ -206,25 +271,38 @@ async fn end_qemu(args: &ReceiveArgs) -> bool {
     let vmid = args.vmid.to_string();
     // Where the configuration is, since `qm` reads it.
     let from = if is_ours(args.vmid) { cluster::this_node() } else { args.from.clone() };
+    // Looked for first: `qm stop` removes the file with its process id, and does not wait for its end.
+    let qemu = Qemu::of(args.vmid);
     if let Err(why) = qm(&["stop", &vmid, "--skiplock", "--migratedfrom", &from]).await {
         note(&format!("vmove-pve: {}", why.message));
     }
-    if has_ended(args.vmid).await {
-        return true;
-    }
-    Qemu::of(args.vmid).iter().for_each(Qemu::kill);
-    has_ended(args.vmid).await
+    ended(qemu).await
 }
 
-async fn has_ended(vmid: Vmid) -> bool {
-    let until = Instant::now() + END_TIMEOUT;
-    while Qemu::of(vmid).is_some() {
-        if Instant::now() > until {
-            return false;
+/// Waits for a QEMU that was told to end, and kills it if it does not. Whether it has ended.
+pub async fn ended(qemu: Option<Qemu>) -> bool {
+    let Some(qemu) = qemu else { return true };
+    for _ in 0..2 {
+        let until = Instant::now() + END_TIMEOUT;
+        while Instant::now() < until {
+            if !qemu.lives() {
+                return true;
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
         }
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        qemu.kill();
     }
-    true
+    false
+}
+
+/// Removes the files of the VM's memory here. A QEMU that still ends keeps what it has mapped.
+pub fn remove_memory(vmid: Vmid) {
+    let files = std::fs::read_dir(MEMORY).into_iter().flatten().flatten().map(|entry| entry.path());
+    let start = format!("{vmid}-");
+    let ours =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&start));
+    // vmoved has a name of its own for what the other side lacks.
+    files.filter(ours).for_each(|path| drop(std::fs::remove_file(path)));
 }
 
 /// Runs `qm` of Proxmox VE; what it said on standard output.

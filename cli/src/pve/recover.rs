@@ -5,7 +5,7 @@ use std::process::Stdio;
 use serde_json::{Value, json};
 use vmove_types::problem::Exit;
 
-use super::moving::{leave_here, note_path, taken_back};
+use super::moving::{at_work, leave_here, note_path, taken_back};
 use super::{cluster, failed, refused, remote, unknown};
 use crate::args::pve::RecoverArgs;
 use crate::failure::Failure;
@@ -20,6 +20,7 @@ pub async fn recover(args: &RecoverArgs, json: bool) -> Result<Exit, End> {
         ))
         .into());
     };
+    let _at_work = at_work(vmid)?;
     let here = cluster::this_node();
     let at = cluster::node_of(vmid)?;
     // A QEMU that waits there has ended by itself, or ends now: where the configuration is not, nobody lets the guest run.
@@ -31,7 +32,8 @@ pub async fn recover(args: &RecoverArgs, json: bool) -> Result<Exit, End> {
     };
     if at == here {
         let failure = taken_back(vmid, failed("the move was cut")).await;
-        if failure.exit_code != Exit::Failed.code() {
+        // It is removed when all is as it was.
+        if note_path(vmid).exists() {
             return Err(failure.into());
         }
     } else {
@@ -61,8 +63,10 @@ async fn settled_there(args: &RecoverArgs, to: &str, here: &str) -> Result<Value
     let mut command = remote::command(&args.remote, to, &words)?;
     let output = command.stdin(Stdio::null()).output().await?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let last = said.lines().last().and_then(|line| serde_json::from_str(line).ok());
-    last.ok_or_else(|| {
+    let all: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    // What it says after that is about the lock.
+    let runs = all.iter().find(|said| said["step"] == "runs");
+    runs.or(all.last()).cloned().ok_or_else(|| {
         unknown(format!(
             "{to} cannot be asked ({}): try again when it can",
             String::from_utf8_lossy(&output.stderr).trim()

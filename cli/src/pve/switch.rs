@@ -20,6 +20,8 @@ const BYTES_PER_S: u64 = 1 << 40;
 /// By what vmoved sees that the guest has stopped, and that nothing in QEMU writes its memory any more.
 const FOLLOWED: [&str; 2] = [EVENTS, "pause-before-switchover"];
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+/// For the other node to have all that QEMU has sent.
+const RELAY_TIMEOUT: Duration = Duration::from_secs(30);
 /// For QEMU to have called a migration off.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -47,7 +49,7 @@ pub async fn send(monitor: &mut Monitor, vmid: Vmid, mut relay: Command) -> Resu
     loop {
         let told = monitor.ask("query-migrate", json!({})).await?;
         match told["status"].as_str().unwrap_or_default() {
-            "completed" => return Ok(()),
+            "completed" => return passed_on(relay).await,
             "pre-switchover" => {
                 monitor.ask("migrate-continue", json!({ "state": "pre-switchover" })).await?;
             }
@@ -63,6 +65,21 @@ fn started(relay: &mut Command, state: UnixStream) -> Result<Child, Failure> {
     state.set_nonblocking(false)?;
     let child = relay.stdin(std::os::fd::OwnedFd::from(state)).stdout(Stdio::null()).stderr(Stdio::piped());
     child.spawn().map_err(|error| failed(format!("the other node could not be reached: {error}")))
+}
+
+/// QEMU has written all; the other node must have all of it, too, before the guest is that node's.
+async fn passed_on(mut relay: Child) -> Result<(), Failure> {
+    match tokio::time::timeout(RELAY_TIMEOUT, relay.wait()).await {
+        Ok(Ok(status)) if status.success() => Ok(()),
+        Ok(Ok(status)) => {
+            Err(failed(format!("the state of devices did not reach the other node ({status})")))
+        }
+        Ok(Err(error)) => Err(error.into()),
+        Err(_) => Err(failed(format!(
+            "the state of devices did not reach the other node within {} s",
+            RELAY_TIMEOUT.as_secs()
+        ))),
+    }
 }
 
 async fn why(told: &Value, relay: &mut Child) -> String {
