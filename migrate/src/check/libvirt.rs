@@ -24,7 +24,7 @@ pub(super) fn blockers(node: &Node, prepare: &Prepare, domain: &str) -> Vec<Bloc
     }
     if waits.backing != prepare.backing {
         found.push(other(format!(
-            "Guest memory is {} at the source and {} on {}: put memory_backing_dir of qemu.conf on the same kind of mount on both hosts",
+            "Guest memory is {} at the source and {} on {}: have it on the same kind of mount on both hosts (libvirt: memory_backing_dir of qemu.conf; Proxmox VE: `vmove-pve host`)",
             prepare.backing, waits.backing, node.config.node
         )));
     }

@@ -73,6 +73,13 @@ impl Loaded {
             let end = match decided {
                 Ok(Decision::Commit) => match session.advance(DestinationEvent::Commit) {
                     Ok(()) => return Some((self.commit(), open)),
+                    // libvirt has the guest run here all the same: the line is owed.
+                    Err(DestinationError::Journal { .. }) if session.files.of_libvirt => {
+                        match session.advance_owing(DestinationEvent::Commit) {
+                            Ok(()) => return Some((self.commit(), open)),
+                            Err(error) => error.into(),
+                        }
+                    }
                     Err(error @ DestinationError::Journal { .. }) => {
                         // The line may be there as a whole. Until it is not, a daemon started anew would find the guest to be its own: with its
                         // QEMU that is right.
@@ -110,6 +117,7 @@ impl Loaded {
         if let Err(error) = self.process.kill().await {
             return session.give_up_owned(format!("{why}; {}", chain(&error)));
         }
+        self.process.end_if_stuck();
         match session.advance_owing(DestinationEvent::QemuEnded) {
             Ok(()) => session.remove(None, why.into()).await,
             Err(error) => session.give_up_owned(format!("{why}; {}", chain(&error))),

@@ -68,8 +68,11 @@ async fn put_back(session: &Session, kept: Kept) {
 
 /// The destination can do nothing more for the guest. Waits until libvirt has it run here again, which is true, or has ended QEMU here, or an operator
 /// ends the guest. False at once for a guest that is not libvirt's.
-pub(super) async fn goes_on_here(session: &Session, qemu: Option<Arc<dyn Leaving>>) -> bool {
+pub(super) async fn goes_on_here(session: &Session, qemu: Option<Arc<dyn Leaving>>, why: &str) -> bool {
     let Some(qemu) = qemu.filter(|_| session.vm().libvirt.is_some()) else { return false };
+    session.publisher.reconnecting(format!(
+        "{why}; it is for libvirt to have the guest go on here, or to end it (`virsh destroy`)"
+    ));
     let abandon = session.publisher.abandon();
     loop {
         tokio::select! {

@@ -126,10 +126,11 @@ impl Committed {
                 }
                 Why::GivenBack => return self.take_back(session, control).await,
                 Why::ForGood(error) => {
-                    if by_libvirt::goes_on_here(&session, again).await {
+                    let why = chain(&error);
+                    if by_libvirt::goes_on_here(&session, again, &why).await {
                         return by_libvirt::runs_here_again(session, self.kept).await;
                     }
-                    return given_up(session, chain(&error)).await;
+                    return given_up(session, why).await;
                 }
                 // A guest on a visit needs its home, whenever that can be reached again.
                 Why::Connection(error) if Instant::now() >= until && session.spec().visit != Visit::Go => {

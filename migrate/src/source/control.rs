@@ -59,9 +59,10 @@ impl Control {
 
     /// Looks at the messages that have come already. Each is to be dealt with all the same.
     pub(super) fn look_ahead(&mut self) -> Result<impl Iterator<Item = &ToSource>, CodecError> {
-        let Messages { channel, looked_at, .. } = &mut self.messages;
+        let Messages { channel, looked_at, heard } = &mut self.messages;
         while let Some(message) = channel.received() {
             looked_at.push_back(message?);
+            *heard = Instant::now();
         }
         Ok(looked_at.iter())
     }

@@ -40,16 +40,18 @@ pub(crate) async fn take_up_domain(
     publisher: Publisher,
 ) {
     let record = journal.record().clone();
-    let qemu = match node.config.vmm.monitor(&record.vm).await {
-        Ok(monitor) => monitor.take_up(record.was_running).await.ok(),
-        Err(_) => None,
+    // libvirt was not let go on: it has begun no migration of this one, and another (`virsh save`) is none of ours.
+    let let_go = record.state != SourceState::Warm;
+    let monitor = if let_go { node.config.vmm.monitor(&record.vm).await.ok() } else { None };
+    let qemu = match monitor {
+        Some(monitor) => monitor.take_up(record.was_running).await.ok(),
+        None => None,
     };
     let sent = match &qemu {
         Some(qemu) => qemu.is_given_up(VERDICT_TIMEOUT).await.unwrap_or(true),
         // libvirt has ended it. What it held is kept until the destination has said that it needs nothing.
         None => true,
     };
-    let let_go = record.state != SourceState::Warm;
     if !(sent && let_go) && record.state != SourceState::Committed {
         let why =
             "The daemon was started anew before the hand-over: libvirt has the guest go on at the source";

@@ -92,7 +92,8 @@ impl Stopped {
                     return Ok(completed.map_err(SourceError::qemu("send its device state"))?);
                 }
                 () = tokio::time::sleep(LOOK_INTERVAL), if session.vm().libvirt.is_some() => {
-                    drop(self.control.look_ahead()?);
+                    self.not_failed_meanwhile(session)?;
+                    self.control.look_at_silence()?;
                 }
             }
         }

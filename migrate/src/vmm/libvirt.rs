@@ -33,6 +33,8 @@ use super::{
 const GO: u8 = b'!';
 /// For libvirt to end a QEMU whose guest stays where it was.
 const ENDED_BY_LIBVIRT: Duration = Duration::from_secs(3);
+/// How often it is looked after before it is left to libvirt.
+const LOOKS: usize = 100;
 /// For a QEMU that waits for nothing to answer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// A guest that libvirt has not let run for so long after its state was loaded stays paused (`--suspend`, or it was paused before).
@@ -49,11 +51,16 @@ pub(super) struct OfLibvirt {
     pub socket: PathBuf,
 }
 
-/// Whether QEMU's main loop answers: then libvirt can end it.
-async fn answers(monitors: &Monitors, socket: &Path) -> bool {
+/// Whether QEMU's main loop waits for a page, so that it cannot answer libvirt, which is to end it.
+async fn is_stuck(pid: u32, monitors: &Monitors, socket: &Path) -> bool {
+    // proc_pid_wchan(5): where the kernel has it wait; 0 where that is not told.
+    match std::fs::read_to_string(format!("/proc/{pid}/wchan")).as_deref() {
+        Ok("0") | Err(_) => {}
+        Ok(place) => return place == "handle_userfault",
+    }
     match monitors.client(socket).await {
-        Ok(client) => client.run_state(ANSWERS_WITHIN).await.is_ok(),
-        Err(_) => false,
+        Ok(client) => matches!(client.run_state(ANSWERS_WITHIN).await, Err(QmpError::Timeout { .. })),
+        Err(error) => matches!(error, QmpError::NoGreeting { .. }),
     }
 }
 
@@ -101,16 +108,20 @@ impl QemuHandle for OfLibvirt {
         let (process, monitors) = (self.process.clone(), Arc::clone(&self.monitors));
         let socket = self.socket.clone();
         vmove_node::task::spawn(async move {
-            if timeout(ENDED_BY_LIBVIRT, process.exited()).await.is_ok() || answers(&monitors, &socket).await
-            {
-                return;
-            }
-            tracing::warn!(
-                pid = process.pid(),
-                "QEMU waits for a page of a guest that stays at the source, and libvirt for QEMU: killing it"
-            );
-            if let Err(error) = process.kill().await {
-                tracing::error!(pid = process.pid(), %error, "it does not end");
+            for _ in 0..LOOKS {
+                if timeout(ENDED_BY_LIBVIRT, process.exited()).await.is_ok() {
+                    return;
+                }
+                if is_stuck(process.pid(), &monitors, &socket).await {
+                    tracing::warn!(
+                        pid = process.pid(),
+                        "QEMU waits for a page of a guest that stays at the source, and libvirt for QEMU: killing it"
+                    );
+                    if let Err(error) = process.kill().await {
+                        tracing::error!(pid = process.pid(), %error, "it does not end");
+                    }
+                    return;
+                }
             }
         });
     }

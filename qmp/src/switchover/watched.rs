@@ -125,10 +125,11 @@ impl Watched {
     /// [`SwitchoverError::Qmp`].
     pub async fn take_up(client: &Client) -> Result<(Self, Verdict), SwitchoverError> {
         let mut watched = Self::begin(client);
-        let mut call_off_at = Some(tokio::time::Instant::now() + ENDS_BY_ITSELF);
+        let mut call_off_at = tokio::time::Instant::now() + ENDS_BY_ITSELF;
         while !query_migration(client, COMMAND_TIMEOUT).await?.status.is_final() {
-            if call_off_at.take_if(|at| tokio::time::Instant::now() > *at).is_some() {
+            if tokio::time::Instant::now() > call_off_at {
                 watched.cancel().await;
+                call_off_at = tokio::time::Instant::now() + ENDS_BY_ITSELF;
             }
             tokio::time::sleep(LOOK_INTERVAL).await;
         }

@@ -52,6 +52,8 @@ fn expected(step: Step, blow: Blow) -> Option<Then> {
         (Runs, Blow::DestinationLibvirtd) => None,
         (Runs | Ended, _) => Some(Then::Arrives),
         (BeforeHook | Rounds, _) | (_, Blow::DestinationQemu) => Some(Then::Stays),
+        (Stopped, Blow::SourceVmoved | Blow::DestinationVmoved) => Some(Then::Stays),
+        (Sent, Blow::SourceVmoved | Blow::DestinationVmoved) => Some(Then::Arrives),
         (Returned | Stopped | Sent, _) => Some(Then::Either),
     }
 }
