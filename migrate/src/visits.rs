@@ -1,6 +1,6 @@
 //! Guests that came for a visit: what the session that serves one is told by others of this daemon.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::watch;
@@ -32,6 +32,8 @@ pub(crate) struct Visits {
     told: Mutex<HashMap<SessionId, watch::Sender<Told>>>,
     /// Who ends the QEMU of a guest that has left.
     leaving: tokio::sync::Mutex<()>,
+    /// Visits whose guest's QEMU at home is being ended, or has.
+    left: Mutex<HashSet<SessionId>>,
 }
 
 impl Visits {
@@ -68,8 +70,14 @@ impl Visits {
         self.leaving.lock().await
     }
 
+    /// Whether nobody has begun to end the QEMU that this visit's guest has left.
+    pub(crate) fn begins_to_leave(&self, visit: SessionId) -> bool {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).insert(visit)
+    }
+
     /// The visit has ended.
     pub(crate) fn forget(&self, visit: SessionId) {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).remove(&visit);
         self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(&visit);
     }
 

@@ -10,6 +10,7 @@ use super::session::Session;
 use crate::history::is_home_again;
 use crate::kept_memory::is_kept;
 use crate::node::Node;
+use crate::owed::TRY_AGAIN;
 use crate::pending::PageSet;
 use crate::proto::message::Complete;
 use crate::visits::{Said, VisitStand};
@@ -21,8 +22,6 @@ use vmove_types::progress::{GoingHome, VISIT};
 use vmove_types::report::VisitEnd;
 use vmove_types::spec::Visit;
 
-/// After a disk has failed.
-const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// For the word of the node that a guest had visited, which has the figures.
 const SAYS_SO_ITSELF: Duration = Duration::from_secs(5);
 
@@ -35,8 +34,10 @@ pub(super) fn guest_runs_there(session: &Session) {
             p.going_home = going_home;
         });
         let (node, vm) = (Arc::clone(&session.node), session.vm().clone());
-        // Only the way home waits for it: pages are served from the files.
-        vmove_node::task::spawn(let_qemu_go_at_last(node, vm));
+        // Only the way home waits for it: pages are served from the files. It may be told more than once that the guest runs there.
+        if node.visits.begins_to_leave(session.journal.record().id) {
+            vmove_node::task::spawn(let_qemu_go_at_last(node, vm));
+        }
     }
     if let Some(home) = session.journal.record().home {
         // What it had not touched on its visit is at home.

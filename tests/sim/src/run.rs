@@ -48,6 +48,8 @@ pub struct Report {
     pub early_resumes: usize,
     /// What finished migrations say of memory that was sent ahead while the guest had its device.
     pub head_starts: Vec<HeadStartStats>,
+    /// Whether the guest was on a visit that has ended.
+    pub visited: bool,
     /// How it ended.
     pub end: End,
 }
@@ -80,6 +82,7 @@ pub fn run(schedule: Schedule, memory_dir: &Path, prints: bool) -> anyhow::Resul
             world.violation(format!("the daemon was not told of migration {id}"));
         }
         let head_starts = operator::head_starts(&world);
+        let visited = operator::has_visited(&world);
         world.end();
         let end = end?;
         let schedule = world.state().schedule.clone();
@@ -94,6 +97,7 @@ pub fn run(schedule: Schedule, memory_dir: &Path, prints: bool) -> anyhow::Resul
             followed: followed.len(),
             early_resumes: world.state().early_resumes,
             head_starts,
+            visited,
             end,
         })
     });

@@ -13,9 +13,9 @@ fn visiting(ends: VisitEnds, blows: Vec<Planned>) -> Schedule {
 #[test]
 fn a_guest_comes_home_from_its_visit_or_stays() {
     let report = walk("back", visiting(BACK, Vec::new()));
-    assert_eq!(report.end, End::Stayed, "it is home");
+    assert_eq!((report.visited, report.end), (true, End::Stayed), "it is home");
     let report = walk("stays", visiting(STAYS, Vec::new()));
-    assert_eq!(report.end, End::Moved);
+    assert_eq!((report.visited, report.end), (true, End::Moved));
     // Where it has come from or to, it moves as any other.
     walk("back-and-on", Schedule { and_back: true, ..visiting(BACK, Vec::new()) });
     walk("stays-and-back", Schedule { and_back: true, ..visiting(STAYS, Vec::new()) });
