@@ -49,9 +49,12 @@ impl Axis {
 impl Plot<'_> {
     /// Draws it.
     #[must_use]
-    pub fn draw(&self) -> String {
-        let points =
-            || self.series.iter().flat_map(|(_, points)| points).filter(|(x, y)| *x > 0.0 && *y > 0.0);
+    pub fn draw(mut self) -> String {
+        for (_, points) in &mut self.series {
+            points.retain(|(x, y)| *x > 0.0 && *y > 0.0);
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        }
+        let points = || self.series.iter().flat_map(|(_, points)| points);
         let mut measured: Vec<f64> = points().map(|point| point.0).collect();
         measured.sort_by(f64::total_cmp);
         measured.dedup();
@@ -94,11 +97,8 @@ impl Plot<'_> {
         let labels = apart(&ends, 16.0);
         for (number, (name, points)) in self.series.iter().enumerate() {
             let colour = number % COLOURS;
-            let pixels: Vec<(f64, f64)> = points
-                .iter()
-                .filter(|(x, y)| *x > 0.0 && *y > 0.0)
-                .map(|(at, value)| (x.pixel(*at), y.pixel(*value)))
-                .collect();
+            let pixels: Vec<(f64, f64)> =
+                points.iter().map(|(at, value)| (x.pixel(*at), y.pixel(*value))).collect();
             sheet.polyline(&format!("v-line v-l{colour}"), &pixels);
             for (x, y) in &pixels {
                 let point = Circle::new().set("class", format!("v-c{colour}")).set("cx", tenth(*x));
