@@ -89,7 +89,8 @@ counted() {
     local live=()
     # Debian's awk waits for 4 KiB of input otherwise, so that a failure is shown minutes late.
     ! awk -W version 2>&1 | grep -q mawk || live=(-W interactive)
-    awk "${live[@]}" -v result="$RESULT" -v times="$RESULTS/times" -v failures="$RESULT.failures" -v failing="$RESULT.failing" '
+    awk "${live[@]}" -v result="$RESULT" -v times="$RESULTS/times" -v failures="$RESULT.failures" -v failing="$RESULT.failing" \
+        -v ended="$RESULT.ended" '
         /^successes:$/ { hide = 1 }
         /^(failures:|test result:)/ { hide = 0 }
         /^---- .* stdout ----$/ {
@@ -104,6 +105,7 @@ counted() {
         why > 0 { print "    " substr($0, 1, 600) >>failures; why-- }
         hide && /^SKIP / { if ($0 ~ /^SKIP [^:]*(::[^:]+)*\): /) part++; else whole[test] = 1 }
         /^test result:/ {
+            print >>ended
             passed += $4; failed += $6; ignored += $8
             for (name in whole) { passed--; skipped++ }
             delete whole
@@ -116,7 +118,7 @@ counted() {
 
 # What the next tests say of their failures is kept apart from what others have said.
 forget_failing() {
-    rm -f "$RESULT.failing"
+    rm -f "$RESULT.failing" "$RESULT.ended"
     [ ! -e "$RESULT.failures" ] || cat "$RESULT.failures" >>"$RESULT.before.failures"
     rm -f "$RESULT.failures"
 }
