@@ -33,6 +33,7 @@ mod destination;
 mod devices;
 #[cfg(not(loom))]
 mod disk_holds;
+#[cfg(not(loom))]
 mod disk_io;
 #[cfg(not(loom))]
 pub mod disk_moves;
