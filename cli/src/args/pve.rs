@@ -35,6 +35,8 @@ Exit codes:
   4  the guest may be paused: see the message, and `vmove-pve recover VMID`
   5  vmoved cannot be reached
 
+  Ctrl-C during `move` calls it off; once the guest runs on the other node it ends with 130, and the rest of the memory goes on.
+
 Environment:
   VMOVE_CONTROL     control socket, unless --control is given
   VMOVE_PVE_REMOTE  how other nodes are reached, unless --remote is given";

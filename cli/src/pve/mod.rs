@@ -26,6 +26,7 @@ use crate::args::pve::{Cli, Command};
 use crate::failure::Failure;
 use crate::manual;
 use crate::output::{End, parse, report};
+use crate::waiting::LEFT_RUNNING;
 
 const PROGRAM: &str = "vmove-pve";
 
@@ -44,7 +45,7 @@ pub fn main() -> ExitCode {
     match runtime.block_on(LocalSet::new().run_until(dispatch(cli))) {
         Ok(exit) => ExitCode::from(exit.code()),
         Err(End::BrokenPipe) => ExitCode::SUCCESS,
-        Err(End::Left) => ExitCode::FAILURE,
+        Err(End::Left) => ExitCode::from(LEFT_RUNNING),
         Err(End::Failed(failure)) => report(PROGRAM, &failure, json),
     }
 }
