@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use vmove_qmp::inspect::{self, PageKind, RamFact};
 use vmove_qmp::switchover::SkipsShared;
 use vmove_qmp::{Client, QmpError};
+use vmove_types::proxmox::vm_name;
 use vmove_types::vm::VmSummary;
 
 use crate::blocking::run_blocking;
@@ -269,7 +270,7 @@ impl Domains {
     fn name_by_socket(&self, socket: &Path) -> Option<String> {
         let of = self.monitored.iter().find(|monitored| socket.starts_with(&monitored.folder))?;
         let number = socket.file_stem()?.to_str()?;
-        (of.by == Manager::Proxmox).then(|| format!("pve-{number}"))
+        (of.by == Manager::Proxmox).then(|| vm_name(number))
     }
 
     fn sockets(&self) -> Vec<PathBuf> {

@@ -81,14 +81,23 @@ impl Vm {
         self.config.value(Section::Main, "lock")
     }
 
+    /// Whether nobody works on it.
+    ///
+    /// # Errors
+    /// [`PveError::Locked`]
+    pub fn not_locked(&self) -> Result<(), PveError> {
+        match self.lock() {
+            Some(lock) => Err(PveError::Locked { vmid: self.vmid, lock: lock.to_owned() }),
+            None => Ok(()),
+        }
+    }
+
     /// The configuration with the lock of a VM that moves: nobody else starts, moves or changes it.
     ///
     /// # Errors
     /// [`PveError::Locked`]: somebody works on it.
     pub fn locked(&self) -> Result<Config, PveError> {
-        if let Some(lock) = self.lock() {
-            return Err(PveError::Locked { vmid: self.vmid, lock: lock.to_owned() });
-        }
+        self.not_locked()?;
         let mut config = self.config.clone();
         config.set(Section::Main, "lock", MIGRATE);
         Ok(config)

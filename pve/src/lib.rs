@@ -32,3 +32,6 @@ pub use vmid::{NoVmid, Vmid};
 
 /// Where the files of guest memory are: in a folder below the mount point, whose other entries are names that vmove gives them while it moves a guest.
 pub const MEMORY: &str = "/var/lib/vmove/pve/ram";
+
+/// Where Proxmox VE has QEMU write its process id and make its monitor, as it stands in QEMU's command line.
+pub const PID_FILES: &str = "/var/run/qemu-server";

@@ -1,10 +1,10 @@
 //! The number of a VM.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use vmove_types::proxmox::MONITORS;
+use vmove_types::proxmox::{MONITORS, vm_name};
 
 /// What was given is no number of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -31,7 +31,13 @@ impl Vmid {
     /// The name by which `vmoved` tells of it.
     #[must_use]
     pub fn name(self) -> String {
-        format!("pve-{self}")
+        vm_name(self)
+    }
+
+    /// The VM whose guest memory is in this file. None of names that vmove itself gives for a time.
+    #[must_use]
+    pub fn of_memory(file: &Path) -> Option<Self> {
+        file.file_name()?.to_str()?.split_once('-')?.0.parse().ok()
     }
 }
 

@@ -142,13 +142,21 @@ fn hold(vmid: Vmid) -> Result<File, Failure> {
         Failure::new(Code::LocalFile, format!("The lock {} cannot be had: {error}", path.display()))
     };
     std::fs::create_dir_all(LOCKS).map_err(failed)?;
-    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path).map_err(failed)?;
     let until = Instant::now() + LOCK_TIMEOUT;
-    while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        if error != rustix::io::Errno::WOULDBLOCK || Instant::now() > until {
-            return Err(failed(error.into()));
+    loop {
+        match try_lock(&path) {
+            Ok(file) => return Ok(file),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() <= until => {
+                std::thread::sleep(RETRY_INTERVAL);
+            }
+            Err(error) => return Err(failed(error)),
         }
-        std::thread::sleep(RETRY_INTERVAL);
     }
+}
+
+/// Locks a file, which is made if need be, until what is returned is dropped. [`io::ErrorKind::WouldBlock`] if somebody else has it.
+pub fn try_lock(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
     Ok(file)
 }

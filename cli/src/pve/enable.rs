@@ -28,9 +28,7 @@ struct Changes {
 /// Gives a VM what vmove needs.
 pub fn enable(args: &EnableArgs, json: bool) -> Result<Exit, End> {
     let vm = cluster::own_vm(args.vmid)?;
-    if let Some(lock) = vm.lock() {
-        return Err(obstacles::locked(args.vmid, lock).into());
-    }
+    vm.not_locked().map_err(Failure::from)?;
     let mut lacks = obstacles::of_host(&host::lacks());
     let found = cluster::read_cluster()?.obstacles(args.vmid, vm.config(), None);
     lacks.extend(found.iter().map(ToString::to_string));
@@ -48,9 +46,7 @@ pub fn enable(args: &EnableArgs, json: bool) -> Result<Exit, End> {
 /// Takes that away.
 pub fn disable(args: &EnableArgs, json: bool) -> Result<Exit, End> {
     let vm = cluster::own_vm(args.vmid)?;
-    if let Some(lock) = vm.lock() {
-        return Err(obstacles::locked(args.vmid, lock).into());
-    }
+    vm.not_locked().map_err(Failure::from)?;
     changed(args, &vm, Vec::new(), json, |vm, section| Ok(vm.disabled(section)?))
 }
 

@@ -1,13 +1,12 @@
 //! `vmove-pve move`, at the node that has the VM.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
@@ -74,9 +73,7 @@ pub async fn move_vm(client: &Client, args: &MoveArgs, json: bool) -> Result<Exi
         ))
         .into());
     }
-    if let Some(lock) = vm.lock() {
-        return Err(obstacles::locked(args.vmid, lock).into());
-    }
+    vm.not_locked().map_err(Failure::from)?;
     let mut lacks = obstacles::of_move(client, &vm, &args.node).await?;
     let mut told = Told {
         vmid: args.vmid.number(),
@@ -134,7 +131,7 @@ fn pause(progress: &Progress) -> String {
 
 impl<'a> Move<'a> {
     async fn of(vm: &Vm, args: &'a MoveArgs) -> Result<Self, Failure> {
-        let mut monitor = Monitor::connect(vm.vmid()).await?;
+        let monitor = Monitor::connect(vm.vmid()).await?;
         let (uuid, machine) = (monitor.uuid().await?, monitor.machine().await?);
         let mut words = vec!["--from".to_owned(), cluster::this_node(), "--uuid".to_owned(), uuid];
         words.extend(["--machine".to_owned(), machine]);
@@ -221,10 +218,10 @@ impl<'a> Move<'a> {
     async fn send(&self, other: &mut Other) -> Result<(), Failure> {
         *other = Other::begun(self.command(&[])?)?;
         other.step("ready").await?;
-        let mut monitor = Monitor::connect(self.vmid).await?;
+        let monitor = Monitor::connect(self.vmid).await?;
         let relay = remote::command(self.remote, self.node, &["vmove-pve", "relay", &self.vmid.to_string()])?;
         tokio::select! {
-            sent = switch::send(&mut monitor, self.vmid, relay) => sent,
+            sent = switch::send(&monitor, self.vmid, relay) => sent,
             why = other.ended() => Err(why),
         }
     }
@@ -277,14 +274,13 @@ impl<'a> Move<'a> {
 /// Says that somebody moves this VM, or sees to a move of it, until what is returned is dropped.
 pub fn at_work(vmid: Vmid) -> Result<File, Failure> {
     let path = PathBuf::from(format!("{MONITORS}/{vmid}.lock"));
-    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
-    flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-        refused(format!(
+    cluster::try_lock(&path).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => refused(format!(
             "A move of VM {vmid} is at work on this node: wait for it, or end it (its process has {} open)",
             path.display()
-        ))
-    })?;
-    Ok(file)
+        )),
+        _ => error.into(),
+    })
 }
 
 /// The guest runs here again, and its configuration is here.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use vmove_client::Client;
-use vmove_pve::{PveError, Section, Vm, Vmid};
+use vmove_pve::{Section, Vm};
 
 use super::host::Lacks;
 use super::qemu::{self, Qemu};
@@ -17,11 +17,6 @@ pub fn of_host(lacks: &Lacks) -> Vec<String> {
         found.push(format!("this node has no {all}: `vmove-pve host` makes that"));
     }
     found
-}
-
-/// The refusal of a VM on which somebody works.
-pub fn locked(vmid: Vmid, lock: &str) -> Failure {
-    PveError::Locked { vmid, lock: lock.to_owned() }.into()
 }
 
 /// All that keeps a running VM of this node from moving to another.

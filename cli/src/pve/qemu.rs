@@ -5,22 +5,18 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
-use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use vmove_pve::Vmid;
-use vmove_types::problem::Code;
+use vmove_pve::{PID_FILES, Vmid};
+use vmove_qmp::{Client, QmpError};
+use vmove_types::problem::{Code, chain};
 
 use crate::failure::Failure;
 
-/// As Proxmox VE writes it into the command line of QEMU.
-const RUN: &str = "/var/run/qemu-server";
 /// Proxmox VE asks by the same monitor, for moments. Only one client is served at a time.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The file with its process id.
 fn pid_file(vmid: Vmid) -> PathBuf {
-    PathBuf::from(format!("{RUN}/{vmid}.pid"))
+    PathBuf::from(format!("{PID_FILES}/{vmid}.pid"))
 }
 
 /// Where its QEMU expects the state of devices when it was started for a migration.
@@ -81,63 +77,46 @@ impl Qemu {
 /// The monitor that Proxmox VE uses. Dropped, it is free for Proxmox VE again.
 #[derive(Debug)]
 pub struct Monitor {
-    lines: Lines<BufReader<OwnedReadHalf>>,
-    to: OwnedWriteHalf,
+    client: Client,
     path: PathBuf,
 }
 
 impl Monitor {
     /// Connects.
     pub async fn connect(vmid: Vmid) -> Result<Self, Failure> {
-        let path = PathBuf::from(format!("{RUN}/{vmid}.qmp"));
-        let stream =
-            UnixStream::connect(&path).await.map_err(|error| no_answer(&path, &error.to_string()))?;
-        let (from, to) = stream.into_split();
-        let mut monitor = Self { lines: BufReader::new(from).lines(), to, path };
-        monitor.ask("qmp_capabilities", json!({})).await?;
-        Ok(monitor)
+        let path = PathBuf::from(format!("{PID_FILES}/{vmid}.qmp"));
+        let client =
+            Client::connect(&path, ANSWER_TIMEOUT).await.map_err(|error| no_answer(&path, &error))?;
+        Ok(Self { client, path })
     }
 
     /// One command, and its answer.
-    pub async fn ask(&mut self, command: &str, arguments: Value) -> Result<Value, Failure> {
-        match tokio::time::timeout(ANSWER_TIMEOUT, self.answer(command, arguments)).await {
-            Ok(answer) => answer,
-            Err(_) => Err(no_answer(&self.path, &format!("nothing within {} s", ANSWER_TIMEOUT.as_secs()))),
-        }
-    }
-
-    async fn answer(&mut self, command: &str, arguments: Value) -> Result<Value, Failure> {
-        let failed = |path: &Path, error: &std::io::Error| no_answer(path, &error.to_string());
-        let line = format!("{}\n", json!({ "execute": command, "arguments": arguments }));
-        self.to.write_all(line.as_bytes()).await.map_err(|error| failed(&self.path, &error))?;
-        while let Some(line) = self.lines.next_line().await.map_err(|error| failed(&self.path, &error))? {
-            let said: Value =
-                serde_json::from_str(&line).map_err(|error| no_answer(&self.path, &error.to_string()))?;
-            if let Some(error) = said.pointer("/error/desc").and_then(Value::as_str) {
-                return Err(Failure::new(Code::QmpFailed, format!("QEMU refused {command}: {error}")));
-            }
-            if let Some(answer) = said.get("return") {
-                return Ok(answer.clone());
-            }
-        }
-        Err(no_answer(&self.path, "it was closed"))
+    pub async fn ask(&self, command: &str, arguments: Value) -> Result<Value, Failure> {
+        let answer = self.client.execute_raw(command, arguments, ANSWER_TIMEOUT).await;
+        answer.map_err(|error| self.refused(&error))
     }
 
     /// QEMU's run state, such as `running`.
-    pub async fn status(&mut self) -> Result<String, Failure> {
-        let answer = self.ask("query-status", json!({})).await?;
-        Ok(answer["status"].as_str().unwrap_or_default().to_owned())
+    pub async fn status(&self) -> Result<String, Failure> {
+        self.client.run_state(ANSWER_TIMEOUT).await.map_err(|error| self.refused(&error))
+    }
+
+    fn refused(&self, error: &QmpError) -> Failure {
+        if error.is_refusal() {
+            return Failure::new(Code::QmpFailed, chain(error));
+        }
+        no_answer(&self.path, error)
     }
 
     /// Turns capabilities of migrations on or off; others stay as they are.
-    pub async fn set(&mut self, capabilities: &[&str], on: bool) -> Result<(), Failure> {
+    pub async fn set(&self, capabilities: &[&str], on: bool) -> Result<(), Failure> {
         let all: Vec<Value> =
             capabilities.iter().map(|name| json!({ "capability": name, "state": on })).collect();
         self.ask("migrate-set-capabilities", json!({ "capabilities": all })).await.map(drop)
     }
 
     /// The machine type as QEMU has it, which the destination must have too: an alias such as `pc` may mean another one there.
-    pub async fn machine(&mut self) -> Result<String, Failure> {
+    pub async fn machine(&self) -> Result<String, Failure> {
         let all = self.ask("query-machines", json!({})).await?;
         // QEMU of Proxmox VE marks it, and tells its own revision.
         let current = all.as_array().into_iter().flatten().find(|one| one["is-current"] == true);
@@ -150,7 +129,7 @@ impl Monitor {
     }
 
     /// The UUID by which nodes know the VM.
-    pub async fn uuid(&mut self) -> Result<String, Failure> {
+    pub async fn uuid(&self) -> Result<String, Failure> {
         let answer = self.ask("query-uuid", json!({})).await?;
         Ok(answer["UUID"].as_str().unwrap_or_default().to_owned())
     }
@@ -161,12 +140,13 @@ pub async fn status(vmid: Vmid) -> Result<String, Failure> {
     Monitor::connect(vmid).await?.status().await
 }
 
-fn no_answer(path: &Path, found: &str) -> Failure {
+fn no_answer(path: &Path, found: &QmpError) -> Failure {
     Failure::new(
         Code::QmpFailed,
         format!(
-            "Expected an answer of QEMU at {}, found: {found}; does the VM run (`qm status`)?",
-            path.display()
+            "Expected an answer of QEMU at {}, found: {}; does the VM run (`qm status`)?",
+            path.display(),
+            chain(found)
         ),
     )
 }

@@ -259,7 +259,7 @@ async fn give_back(args: &ReceiveArgs, words: &mut Words, why: &Failure) -> Resu
 /// Has the guest here stand still; whether it does.
 async fn halted(vmid: Vmid) -> bool {
     let stopped = async {
-        let mut monitor = Monitor::connect(vmid).await?;
+        let monitor = Monitor::connect(vmid).await?;
         monitor.ask("stop", json!({})).await?;
         monitor.status().await
     };
@@ -298,11 +298,8 @@ pub async fn ended(qemu: Option<Qemu>) -> bool {
 /// Removes the files of the VM's memory here. A QEMU that still ends keeps what it has mapped.
 pub fn remove_memory(vmid: Vmid) {
     let files = std::fs::read_dir(MEMORY).into_iter().flatten().flatten().map(|entry| entry.path());
-    let start = format!("{vmid}-");
-    let ours =
-        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&start));
-    // vmoved has a name of its own for what the other side lacks.
-    files.filter(ours).for_each(|path| drop(std::fs::remove_file(path)));
+    let ours = files.filter(|path| Vmid::of_memory(path) == Some(vmid));
+    ours.for_each(|path| drop(std::fs::remove_file(path)));
 }
 
 /// Runs `qm` of Proxmox VE; what it said on standard output.

@@ -38,7 +38,7 @@ pub async fn recover(args: &RecoverArgs, json: bool) -> Result<Exit, End> {
         }
     } else {
         match said? {
-            said if said["step"] == "unlocked" || said["step"] == "runs" => leave_here(vmid, &at).await,
+            said if said["step"] == "runs" => leave_here(vmid, &at).await,
             said => {
                 let why = said["error"].as_str().unwrap_or_default().to_owned();
                 return Err(unknown(format!(

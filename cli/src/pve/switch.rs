@@ -36,7 +36,7 @@ impl Drop for Socket {
 }
 
 /// Has QEMU send the guest through `relay`, a command that takes the state on its standard input. Returns when all was sent: the guest stands still.
-pub async fn send(monitor: &mut Monitor, vmid: Vmid, mut relay: Command) -> Result<(), Failure> {
+pub async fn send(monitor: &Monitor, vmid: Vmid, mut relay: Command) -> Result<(), Failure> {
     let socket = Socket(Path::new(MONITORS).join(format!("{vmid}.state")));
     let _ = std::fs::remove_file(&socket.0);
     let listener = UnixListener::bind(&socket.0)?;
@@ -99,7 +99,7 @@ async fn why(told: &Value, relay: &mut Child) -> String {
 
 /// Calls a migration off, and has the guest run here again. The QEMU at the destination has ended, or was never told to let the guest run.
 pub async fn take_back(vmid: Vmid) -> Result<(), Failure> {
-    let mut monitor = Monitor::connect(vmid).await?;
+    let monitor = Monitor::connect(vmid).await?;
     monitor.ask("migrate_cancel", json!({})).await?;
     let ended = async {
         loop {

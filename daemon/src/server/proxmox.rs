@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use vmove_migrate::domains::Carrier;
-use vmove_pve::Vmid;
+use vmove_pve::{MEMORY, PID_FILES, Vmid};
 use vmove_types::libvirt::{DomainHookDone, DomainOperation};
 use vmove_types::problem::{Code, Problem};
 use vmove_types::proxmox::ProxmoxArrival;
@@ -13,8 +13,6 @@ use super::problem::IntoProblem;
 
 /// How often ended VMs are looked for.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
-/// Where Proxmox VE has QEMU write its process id.
-const PID_FILES: &str = "/var/run/qemu-server";
 
 /// Answers `vmove-pve`. Not before QEMU's own migration may begin.
 pub async fn arrival(carrier: &Carrier, arrival: &ProxmoxArrival) -> Result<DomainHookDone, Problem> {
@@ -31,8 +29,7 @@ pub async fn arrival(carrier: &Carrier, arrival: &ProxmoxArrival) -> Result<Doma
 /// Frees the memory of VMs that have ended, for ever. QEMU leaves its file of guest memory behind, and Proxmox VE knows nothing of it.
 pub async fn free_memory_of_ended_vms() {
     loop {
-        let looked =
-            tokio::task::spawn_blocking(|| remove_left(Path::new(vmove_pve::MEMORY), Path::new(PID_FILES)));
+        let looked = tokio::task::spawn_blocking(|| remove_left(Path::new(MEMORY), Path::new(PID_FILES)));
         for path in looked.await.unwrap_or_default() {
             tracing::info!(path = %path.display(), "freed the guest memory of a VM of Proxmox VE that has ended");
         }
@@ -45,8 +42,7 @@ fn remove_left(memory: &Path, pid_files: &Path) -> Vec<PathBuf> {
     let entries: Vec<PathBuf> =
         std::fs::read_dir(memory).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     let ended = |path: &PathBuf| {
-        let vmid = path.file_name().and_then(|name| name.to_str()?.split_once('-')?.0.parse::<Vmid>().ok());
-        vmid.is_some_and(|vmid| !lives(&pid_files.join(format!("{vmid}.pid"))))
+        Vmid::of_memory(path).is_some_and(|vmid| !lives(&pid_files.join(format!("{vmid}.pid"))))
     };
     entries.into_iter().filter(ended).filter(|path| std::fs::remove_file(path).is_ok()).collect()
 }
