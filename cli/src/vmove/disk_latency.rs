@@ -22,8 +22,7 @@ pub fn told(latency: &DiskLatency) -> Option<String> {
     if periods.iter().all(|(_, io)| io.is_none()) {
         return None;
     }
-    let made = |(_, of): &Kind| periods.iter().any(|(_, io)| io.is_some_and(|io| of(io).is_some()));
-    let kinds = KINDS.into_iter().filter(made).map(|(name, of)| {
+    let kinds = made(&periods).map(|(name, of)| {
         let told = |(period, io): &(&str, Option<&DiskIo>)| match io.map(of) {
             None => format!("unknown {period}"),
             Some(None) => format!("none {period}"),
@@ -38,7 +37,6 @@ pub fn told(latency: &DiskLatency) -> Option<String> {
 /// Rows of a table with [`HEAD`]: one for each kind of requests that the guest made.
 pub fn rows(disk: &str, latency: &DiskLatency) -> Vec<Vec<String>> {
     let periods = periods(latency);
-    let made = |(_, of): &Kind| periods.iter().any(|(_, io)| io.is_some_and(|io| of(io).is_some()));
     let row = |(name, of): Kind| {
         let mut cells = vec![disk.to_owned(), name.to_owned()];
         for (_, io) in periods {
@@ -53,14 +51,22 @@ pub fn rows(disk: &str, latency: &DiskLatency) -> Vec<Vec<String>> {
         cells.push(most.map_or_else(|| "-".to_owned(), time));
         cells
     };
-    KINDS.into_iter().filter(made).map(row).collect()
+    made(&periods).map(row).collect()
 }
 
 /// The columns of [`rows`].
 pub const HEAD: [&str; 9] =
     ["DISK", "REQUESTS", "BEFORE", "COUNT", "DURING", "COUNT", "AFTER", "COUNT", "99 % DURING WITHIN"];
 
-fn periods(latency: &DiskLatency) -> [(&'static str, Option<&DiskIo>); 3] {
+/// The kinds of requests that the guest made at any time.
+fn made(periods: &Periods<'_>) -> impl Iterator<Item = Kind> {
+    let in_any = |(_, of): &Kind| periods.iter().any(|(_, io)| io.is_some_and(|io| of(io).is_some()));
+    KINDS.into_iter().filter(in_any)
+}
+
+type Periods<'a> = [(&'static str, Option<&'a DiskIo>); 3];
+
+fn periods(latency: &DiskLatency) -> Periods<'_> {
     let DiskLatency { before, during, after } = latency;
     [("before", before.as_ref()), ("during", during.as_ref()), ("after", after.as_ref())]
 }

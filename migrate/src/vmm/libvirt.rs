@@ -1,5 +1,6 @@
 //! QEMUs of libvirt domains, and of VMs of Proxmox VE, for which `vmove-pve` does what libvirt does: libvirt starts and ends them, has them migrate,
-//! and lets the guest run. Here that is followed, over a second monitor, and guest memory is added. Nothing here resumes a guest or ends a QEMU.
+//! and lets the guest run. Here that is followed, over a second monitor, and guest memory is added. Nothing here resumes a guest, and of QEMUs only one
+//! is ended that waits for a page for ever.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
