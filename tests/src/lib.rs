@@ -39,6 +39,7 @@ pub mod libvirt;
 pub mod monitor;
 pub mod networks;
 pub mod old_kernel;
+pub mod own_namespaces;
 pub mod payload;
 pub mod pki;
 pub mod places;

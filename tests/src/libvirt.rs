@@ -2,7 +2,6 @@
 //!
 //! `virsh` of one reaches the libvirtd of the other by its socket, and QEMUs reach each other by the loopback interface.
 
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -17,6 +16,7 @@ use crate::beacon::{self, BeaconPage};
 use crate::daemon::{Node, NodeOptions};
 use crate::disks;
 use crate::guest::{BOOT_TIMEOUT, Guest};
+use crate::own_namespaces::{entering, made};
 use crate::places;
 use crate::process::Guarded;
 use crate::sandbox::Sandbox;
@@ -68,30 +68,14 @@ impl Host {
         let folder = sandbox.folder(&format!("host-{name}"))?;
         // QEMU runs as a user who must reach its memory.
         std::fs::set_permissions(sandbox.path(), std::fs::Permissions::from_mode(0o755))?;
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/libvirt-host.sh");
-        let mut child = Command::new("unshare")
-            .args(["-m", "-u"])
-            .arg(script)
-            .arg(&folder)
-            .args([name, uuid])
-            .env("VMOVE_LIBVIRT", places::libvirt()?)
-            .env("VMOVE_QEMU_CONF", settings.qemu_conf)
-            .env("VMOVE_MEMORY", if settings.huge_pages { "hugetlbfs" } else { "tmpfs" })
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("unshare(1) could not be started")?;
-        let said = child.stdout.take().context("no output")?;
-        let holder = Guarded::from(child);
-        let mut line = String::new();
-        BufReader::new(said).read_line(&mut line)?;
-        ensure!(line.trim() == "ready", "libvirtd of host {name} does not answer");
-        let program = folder.join("vmoved");
-        let vmoved = places::product("vmoved")?;
-        let text =
-            format!("#!/bin/sh\nexec nsenter -t {} -m -u -- '{}' \"$@\"\n", holder.pid(), vmoved.display());
-        std::fs::write(&program, text)?;
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755))?;
+        let libvirt = places::libvirt()?;
+        let ready = |command: &mut Command| {
+            command.arg(&folder).args([name, uuid]).env("VMOVE_LIBVIRT", libvirt);
+            command.env("VMOVE_QEMU_CONF", settings.qemu_conf);
+            command.env("VMOVE_MEMORY", if settings.huge_pages { "hugetlbfs" } else { "tmpfs" });
+        };
+        let holder = made("libvirt-host.sh", ready, &format!("libvirtd of host {name} does not answer"))?;
+        let program = entering(&holder, &places::product("vmoved")?, folder.join("vmoved"))?;
         let options = NodeOptions { program: Some(program), ..NodeOptions::default() };
         Ok(Self { node: Node::prepare(sandbox, name, options)?, folder, holder })
     }

@@ -1,8 +1,6 @@
 //! Two nodes of a cluster of Proxmox VE on this machine, each in namespaces of its own and with a `vmoved` in them, and a VM whose guest checks its
 //! memory. There is no Proxmox VE: the test plays its part by `tests/scripts/proxmox-qm.py`, with real QEMUs that have the options of Proxmox VE.
 
-use std::io::{BufRead as _, BufReader};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -17,6 +15,7 @@ use crate::beacon::{self, BeaconPage};
 use crate::daemon::{Node, NodeOptions};
 use crate::guest::{BOOT_TIMEOUT, Guest};
 use crate::monitor::Monitor;
+use crate::own_namespaces::{entering, executable, made, scripts};
 use crate::places;
 use crate::process::Guarded;
 use crate::sandbox::Sandbox;
@@ -62,31 +61,16 @@ pub struct Host {
 impl Host {
     fn start(sandbox: &Sandbox, name: &'static str, cluster: &Path, qemu: &Path) -> Result<Self> {
         let folder = sandbox.folder(&format!("host-{name}"))?;
-        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts");
-        let mut child = Command::new("unshare")
-            .args(["-m", "-u"])
-            .arg(scripts.join("proxmox-host.sh"))
-            .arg(&folder)
-            .arg(name)
-            .arg(cluster)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("unshare(1) could not be started")?;
-        let said = child.stdout.take().context("no output")?;
-        let holder = Guarded::from(child);
-        let mut line = String::new();
-        BufReader::new(said).read_line(&mut line)?;
-        ensure!(line.trim() == "ready", "node {name} was not made");
-        let bin = sandbox.folder(&format!("bin-{name}"))?;
-        let inside = |program: &Path| {
-            format!("#!/bin/sh\nexec nsenter -t {} -m -u -- '{}' \"$@\"\n", holder.pid(), program.display())
+        let ready = |command: &mut Command| {
+            command.arg(&folder).arg(name).arg(cluster);
         };
-        let vmoved = executable(bin.join("vmoved"), &inside(&places::product("vmoved")?))?;
+        let holder = made("proxmox-host.sh", ready, &format!("node {name} was not made"))?;
+        let bin = sandbox.folder(&format!("bin-{name}"))?;
+        let vmoved = entering(&holder, &places::product("vmoved")?, bin.join("vmoved"))?;
         let qm = format!(
             "#!/bin/sh\nVMOVE_PVE_QEMU='{}' exec '{}' \"$@\"\n",
             qemu.display(),
-            scripts.join("proxmox-qm.py").display()
+            scripts().join("proxmox-qm.py").display()
         );
         executable(bin.join("qm"), &qm)?;
         let options = NodeOptions { program: Some(vmoved), ..NodeOptions::default() };
@@ -175,12 +159,6 @@ impl Drop for Host {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }
-}
-
-fn executable(path: PathBuf, text: &str) -> Result<PathBuf> {
-    std::fs::write(&path, text)?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
-    Ok(path)
 }
 
 /// What a command said, on both ways.

@@ -114,6 +114,15 @@ pub fn steady() -> Config {
     }
 }
 
+/// A guest with that task.
+///
+/// # Errors
+/// [`Guest::new`].
+pub fn steady_guest() -> Result<Guest> {
+    let config = steady();
+    Guest::new(memory_mib(&config), config)
+}
+
 /// Memory size for a guest with this task, in MiB.
 #[must_use]
 pub fn memory_mib(config: &Config) -> u32 {

@@ -1,7 +1,7 @@
 //! A child on another host, whose disk is served from its parent's node, gets an image of its own and needs that node no more.
 #![cfg(test)]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use vmove_skip::need;
 use vmove_tests::disks::{DISK, for_qemu, node, overlays, qemu_img, task, works};
@@ -54,6 +54,14 @@ fn reads_all(fleet: &Fleet, at: usize, child: &str) {
     fleet.parent.sound(&fleet.nodes[at], child).expect("it is sound");
 }
 
+/// A folder that all nodes see, and in which QEMUs may make images.
+fn folder_for_images(fleet: &Fleet) -> PathBuf {
+    let folder = fleet.images.with_file_name("own-disks");
+    std::fs::create_dir(&folder).expect("a folder");
+    for_qemu(&folder).expect("it is given to QEMU");
+    folder
+}
+
 fn disk_of(fleet: &Fleet, at: usize, child: &str) -> String {
     let disks = fleet.nodes[at].ask(&["disks", child]).expect("disks");
     disks["disks"][0]["file"].as_str().unwrap_or_default().to_owned()
@@ -63,9 +71,7 @@ fn disk_of(fleet: &Fleet, at: usize, child: &str) -> String {
 fn a_child_with_a_served_disk_gets_an_image_of_its_own_and_moves() {
     need!(tools());
     let (mut fleet, child) = with_a_served_child();
-    let shared = fleet.images.with_file_name("own-disks");
-    std::fs::create_dir(&shared).expect("a folder");
-    for_qemu(&shared).expect("it is given to QEMU");
+    let shared = folder_for_images(&fleet);
     let refused = vmove(&fleet.nodes[1], &["migrate", &child, "--to", "n3"]).expect("an answer");
     let said = refused.answer.to_string();
     assert!(refused.code == 3 && said.contains("vmove move-disk") && said.contains("--disks"), "{said}");
@@ -94,10 +100,7 @@ fn a_child_with_a_served_disk_gets_an_image_of_its_own_and_moves() {
 fn a_child_with_a_served_disk_moves_with_it() {
     need!(tools());
     let (mut fleet, child) = with_a_served_child();
-    let there = fleet.images.with_file_name("own-disks");
-    std::fs::create_dir(&there).expect("a folder");
-    for_qemu(&there).expect("it is given to QEMU");
-    let image = there.join("child.qcow2");
+    let image = folder_for_images(&fleet).join("child.qcow2");
     let overlay = disk_of(&fleet, 1, &child);
     let place = format!("{DISK}={}", image.display());
     let to = ["migrate", &child, "--to", "n3", "--disks", "all", "--disk-map", &place];

@@ -7,8 +7,7 @@ use vmove_tests::libvirt::{self, Arm, DOMAIN, Pair};
 use vmove_tests::scene;
 
 pub fn guest() -> Guest {
-    let config = scene::steady();
-    Guest::new(scene::memory_mib(&config), config).expect("a guest")
+    scene::steady_guest().expect("a guest")
 }
 
 #[test]
