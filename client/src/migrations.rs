@@ -1,6 +1,7 @@
 //! Requests about migrations.
 
 use vmove_http::client::encoded;
+use vmove_types::go_home::GoHome;
 use vmove_types::migration::{MigrateRequest, MigrationList, ReclaimRequest, Taken};
 use vmove_types::progress::Progress;
 
@@ -47,6 +48,11 @@ impl Client {
     /// Has a guest that came for a visit stay, on the node where it is.
     pub async fn stay(&self, id: &str) -> Result<Taken, Error> {
         self.0.act(&path(id, "/stay")).await
+    }
+
+    /// Turns the migration that brings a guest into a visit, on the node where the guest is.
+    pub async fn turn_into_visit(&self, id: &str, go_home: &GoHome) -> Result<Taken, Error> {
+        self.0.post(&path(id, "/visit"), go_home).await
     }
 
     /// Takes up a migration that gave up, on the node that owns the guest.

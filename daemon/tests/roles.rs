@@ -49,12 +49,13 @@ fn client(name: &str, role: &str) -> String {
 }
 
 /// Roles of all operations that are not for everybody who may read.
-const NEEDED: [(&str, &str); 33] = [
+const NEEDED: [(&str, &str); 34] = [
     ("checkFabric", "operator"),
     ("startMigration", "operator"),
     ("cancelMigration", "operator"),
     ("recoverMigration", "operator"),
     ("stayVisitor", "operator"),
+    ("turnIntoVisit", "operator"),
     ("startGroup", "operator"),
     ("cancelGroup", "operator"),
     ("createFork", "operator"),

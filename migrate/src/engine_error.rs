@@ -83,6 +83,14 @@ pub enum EngineError {
         /// What it is instead.
         why: String,
     },
+    /// A migration cannot become a visit.
+    #[error("The migration of {vm:?} cannot become a visit: {why}")]
+    NotTurned {
+        /// The VM, or the migration.
+        vm: String,
+        /// What is in the way.
+        why: String,
+    },
     /// Nothing to recover.
     #[error("Migration {0} needs no recovery: it is {1}")]
     NothingToRecover(SessionId, String),

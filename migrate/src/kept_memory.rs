@@ -4,6 +4,8 @@
 //! visit leaves most of its memory at home, where nothing else is left of it. So each file has a second name for that time, by which it outlives QEMU
 //! and this process.
 
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use vmove_node::disk::{Disk, remove_files};
@@ -22,7 +24,7 @@ pub(crate) fn keep_memory(id: SessionId, vm: VmRecord) -> std::io::Result<VmReco
     second_names(id, vm, |ram| ram.parent().and_then(Path::parent).unwrap_or(ram).to_owned())
 }
 
-/// The same of a guest that goes for a visit.
+/// The same of a guest that goes for a visit, or is on one from now on.
 pub(crate) fn keep_memory_at_home(id: SessionId, vm: VmRecord) -> std::io::Result<VmRecord> {
     second_names(id, vm, |ram| ram.parent().unwrap_or(ram).to_owned())
 }
@@ -34,8 +36,10 @@ fn second_names(
 ) -> std::io::Result<VmRecord> {
     let mut made: Vec<PathBuf> = Vec::new();
     for (index, ram) in vm.ram.iter_mut().enumerate() {
-        let name = folder(&ram.path).join(format!("{PREFIX}{id}-{index}"));
-        if let Err(error) = std::fs::hard_link(&ram.path, &name) {
+        let name = folder(&ram.path).join(second_name(id, index));
+        if let Err(error) = std::fs::hard_link(&ram.path, &name)
+            && !(error.kind() == ErrorKind::AlreadyExists && is_same(&ram.path, &name))
+        {
             made.iter().for_each(|made| drop(std::fs::remove_file(made)));
             return Err(error);
         }
@@ -43,6 +47,22 @@ fn second_names(
         ram.path = name;
     }
     Ok(vm)
+}
+
+/// Whether both name one file: an earlier attempt has given it the second name.
+fn is_same(ram: &Path, name: &Path) -> bool {
+    let of = |path: &Path| path.symlink_metadata().map(|meta| (meta.dev(), meta.ino()));
+    of(ram).ok().zip(of(name).ok()).is_some_and(|(ram, name)| ram == name)
+}
+
+/// Removes second names that were given to the RAM files of a guest at home, and are not noted.
+pub(crate) fn remove_names_in_vain(disk: &dyn Disk, id: SessionId, vm: &VmRecord) {
+    let names = vm.ram.iter().enumerate();
+    remove_files(disk, names.map(|(index, ram)| ram.path.with_file_name(second_name(id, index))));
+}
+
+fn second_name(id: SessionId, index: usize) -> String {
+    format!("{PREFIX}{id}-{index}")
 }
 
 fn is_second_name(path: &Path) -> bool {

@@ -100,6 +100,8 @@ mod taps;
 #[cfg(not(loom))]
 pub mod throttle;
 #[cfg(not(loom))]
+mod turning;
+#[cfg(not(loom))]
 pub mod visiting;
 #[cfg(not(loom))]
 mod visits;

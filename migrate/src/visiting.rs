@@ -1,14 +1,17 @@
 //! Requests about visits: a guest goes, comes home, or stays.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::engine::{Engine, EngineError, Handle, New};
 use crate::group::journals;
 use crate::kept_memory;
-use crate::ownership::SourceState;
+use crate::node::Node;
+use crate::ownership::{DestinationState, SourceState};
 use crate::proto::message::Home;
 use crate::records::DestinationRecord;
+use crate::turning;
 use crate::visits::VisitStand;
 use tokio_util::sync::CancellationToken;
 use vmove_node::disk::remove_files;
@@ -21,6 +24,10 @@ use vmove_types::Backing;
 use vmove_types::go_home::GoHome;
 use vmove_types::progress::{Role, VISIT};
 use vmove_types::spec::{MigrationSpec, Mode, Visit};
+
+/// A migration that has ended becomes no visit.
+const ENDED: &str =
+    "it has ended: all of the guest's memory has followed it, or the guest stayed where it was";
 
 /// A guest that is here for a visit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +54,44 @@ pub(crate) fn awaits_known_event(spec: &MigrationSpec) -> Result<(), EngineError
         "visit: expected a QMP event that takes the guest home, such as VSERPORT_CHANGE, WATCHDOG or BLOCK_JOB_COMPLETED, found {}, which QEMU does not have",
         event.name
     )))
+}
+
+/// Whether a guest of this node could be on a visit elsewhere with these options.
+pub(crate) fn in_the_way_of_a_visit(
+    node: &Node,
+    vm: &VmRecord,
+    spec: &MigrationSpec,
+) -> Result<(), EngineError> {
+    let spec =
+        MigrationSpec { visit: Visit::Go, reads_bytes: None, reads_near_bytes_per_s: None, ..spec.clone() };
+    spec.validate().map_err(EngineError::BadSpec)?;
+    if vm.backing != Backing::Thp {
+        return Err(EngineError::BadSpec(format!(
+            "visit: expected memory that goes by pages of 4 KiB ({}), found {}, of which a touch brings a whole page; move the guest for good",
+            Backing::Thp.name(),
+            vm.backing.name()
+        )));
+    }
+    if !vm.devices.is_empty() {
+        let why =
+            "visit: expected a guest that owns no devices of this node, found some; migrate it for good";
+        return Err(EngineError::BadSpec(why.to_owned()));
+    }
+    can_come_home(node, vm)
+}
+
+/// The way home gives RAM files another name in this node's folder for guest memory.
+fn can_come_home(node: &Node, vm: &VmRecord) -> Result<(), EngineError> {
+    let folder = node.layout(&vm.name, vm.backing).memory_dir;
+    let look = |path: &Path, source| EngineError::Io { path: path.to_owned(), source };
+    match vm.ram_elsewhere_than(&folder, look)? {
+        None => Ok(()),
+        Some(elsewhere) => Err(EngineError::BadSpec(format!(
+            "visit: expected RAM files on the file system of {}, where the guest's memory is to be when it comes home, found {}; migrate it for good",
+            folder.display(),
+            elsewhere.display()
+        ))),
+    }
 }
 
 impl Engine {
@@ -84,26 +129,7 @@ impl Engine {
         vm: &VmRecord,
         spec: &MigrationSpec,
     ) -> Result<(), EngineError> {
-        let spec = MigrationSpec {
-            visit: Visit::Go,
-            reads_bytes: None,
-            reads_near_bytes_per_s: None,
-            ..spec.clone()
-        };
-        spec.validate().map_err(EngineError::BadSpec)?;
-        if vm.backing != Backing::Thp {
-            return Err(EngineError::BadSpec(format!(
-                "visit: expected memory that goes by pages of 4 KiB ({}), found {}, of which a touch brings a whole page; move the guest for good",
-                Backing::Thp.name(),
-                vm.backing.name()
-            )));
-        }
-        if !vm.devices.is_empty() {
-            let why =
-                "visit: expected a guest that owns no devices of this node, found some; migrate it for good";
-            return Err(EngineError::BadSpec(why.to_owned()));
-        }
-        self.can_come_home(vm)
+        in_the_way_of_a_visit(&self.node, vm, spec)
     }
 
     /// Begins a session whose guest's memory may have been kept for it.
@@ -167,27 +193,17 @@ impl Engine {
         self.node.visits.tell_not_home(visit, why);
     }
 
-    /// The way home gives RAM files another name in this node's folder for guest memory.
-    fn can_come_home(&self, vm: &VmRecord) -> Result<(), EngineError> {
-        let folder = self.node.layout(&vm.name, vm.backing).memory_dir;
-        let look = |path: &Path, source| EngineError::Io { path: path.to_owned(), source };
-        match vm.ram_elsewhere_than(&folder, look)? {
-            None => Ok(()),
-            Some(elsewhere) => Err(EngineError::BadSpec(format!(
-                "visit: expected RAM files on the file system of {}, where the guest's memory is to be when it comes home, found {}; migrate it for good",
-                folder.display(),
-                elsewhere.display()
-            ))),
-        }
-    }
-
     /// Removes memory that was to be kept for a session that never began, or that needs none any more: this daemon was killed before it could.
     pub(crate) fn remove_kept_in_vain(&self) {
         let folder = memory_dir(&self.node.config.memory_dir, Backing::Thp);
         for entry in self.node.disk().list(&folder).unwrap_or_default() {
             let Some(id) = kept_memory::session_of(&entry.name) else { continue };
             let needed = match journals::read(self.node.disk(), &self.node.config.sessions_dir, id) {
-                Ok(Some(r)) => !r.freed && !matches!(r.state, SourceState::Aborted | SourceState::Released),
+                Ok(Some(r)) => {
+                    let names_it =
+                        r.vm.ram.iter().any(|ram| ram.path.file_name() == Some(OsStr::new(&entry.name)));
+                    names_it && !r.freed && !matches!(r.state, SourceState::Aborted | SourceState::Released)
+                }
                 Ok(None) => false,
                 // Nobody knows.
                 Err(_) => true,
@@ -236,5 +252,60 @@ impl Engine {
         self.node.visits.tell(id, VisitStand::Stays);
         drop(sessions);
         Ok(())
+    }
+
+    /// Has a guest that a migration brings here be on a visit instead: its home keeps its memory, and no more is fetched than it touches. Returns when it
+    /// is one, which is not before the hand-over.
+    ///
+    /// # Errors
+    /// [`EngineError::UnknownSession`], [`EngineError::NotTurned`], [`EngineError::BadSpec`].
+    pub async fn turn_into_visit(&self, id: &str, go_home: GoHome) -> Result<(), EngineError> {
+        let id = self.resolve(id)?;
+        let record = self.to_turn(id, &go_home)?;
+        let not = |why: String| EngineError::NotTurned { vm: record.prepare.vm.clone(), why };
+        let progress = self.lock().get(&id).map(|handle| handle.progress.clone());
+        let mut progress = progress.ok_or_else(|| not(ENDED.to_owned()))?;
+        let mut turn = self.node.visits.turning.ask(id, go_home);
+        let ended = progress.wait_for(|p| p.outcome.is_end());
+        tokio::select! {
+            biased;
+            answer = turning::answered(&mut turn) => match answer {
+                Some(answer) => answer.map_err(not),
+                None => Err(not(ENDED.to_owned())),
+            },
+            _ = ended => Err(not(ENDED.to_owned())),
+        }
+    }
+
+    /// The record of a migration that may become a visit, as far as this side knows.
+    fn to_turn(&self, id: SessionId, go_home: &GoHome) -> Result<DestinationRecord, EngineError> {
+        let path = self.node.destination_journal(id);
+        let record = Journal::<DestinationRecord>::read_begun_on(self.node.disk(), &path)
+            .map_err(|source| EngineError::Io { path, source })?;
+        let not = |vm: &str, why: &str| EngineError::NotTurned { vm: vm.to_owned(), why: why.to_owned() };
+        let record = record.ok_or_else(|| {
+            not(&id.to_string(), "it has brought no guest here; ask on the node that the guest goes to")
+        })?;
+        let vm = &record.prepare.vm;
+        if record.is_visit() {
+            return Err(not(vm, "it is one already"));
+        }
+        if record.abandoned || matches!(record.state, DestinationState::Complete | DestinationState::Gone) {
+            return Err(not(vm, ENDED));
+        }
+        let others = [
+            (record.prepare.libvirt.is_some(), "libvirt moves the guest"),
+            (record.prepare.in_group, "the guest moves with others"),
+            (!record.prepare.moved.is_empty(), "disks of the guest move along"),
+            (!record.prepare.devices.is_empty(), "the guest owned devices"),
+            (record.stays, "it was a visit, and its guest was told to stay"),
+        ];
+        if let Some((_, why)) = others.iter().find(|(is, _)| *is) {
+            return Err(not(vm, why));
+        }
+        let spec = MigrationSpec { go_home: go_home.clone(), ..record.prepare.spec.clone() }.of_visit();
+        spec.validate().map_err(EngineError::BadSpec)?;
+        awaits_known_event(&spec)?;
+        Ok(record)
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
+use crate::turning::Turning;
 use tokio::sync::watch;
 use vmove_node::peer::SessionId;
 
@@ -34,6 +35,8 @@ pub(crate) struct Visits {
     leaving: tokio::sync::Mutex<()>,
     /// Visits whose guest's QEMU at home is being ended, or has.
     left: Mutex<HashSet<SessionId>>,
+    /// Migrations that are to become visits.
+    pub(crate) turning: Turning,
 }
 
 impl Visits {
@@ -75,10 +78,11 @@ impl Visits {
         self.left.lock().unwrap_or_else(PoisonError::into_inner).insert(visit)
     }
 
-    /// The visit has ended.
+    /// The session has ended.
     pub(crate) fn forget(&self, visit: SessionId) {
         self.left.lock().unwrap_or_else(PoisonError::into_inner).remove(&visit);
         self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(&visit);
+        self.turning.forget(visit);
     }
 
     fn with<T>(&self, visit: SessionId, what: impl FnOnce(&watch::Sender<Told>) -> T) -> T {

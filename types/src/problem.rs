@@ -98,7 +98,7 @@ pub enum Code {
     TooLate,
     /// Nothing to recover.
     NothingToRecover,
-    /// The guest is not here for a visit.
+    /// The guest is not here for a visit, or cannot be.
     NotVisiting,
     /// The guest stays: it reads from afar in less time than it takes to go there. The details are the choice; nothing was changed.
     Stays,

@@ -285,6 +285,18 @@ impl MigrationSpec {
         Ok(())
     }
 
+    /// The same for a migration that becomes a visit: how its memory crossed until then, and what chose that, counts no more.
+    #[must_use]
+    pub fn of_visit(self) -> Self {
+        Self {
+            visit: Visit::Go,
+            mode: Mode::Postcopy.into(),
+            reads_bytes: None,
+            reads_near_bytes_per_s: None,
+            ..self
+        }
+    }
+
     /// A visit leaves most of the memory where it is: what needs all of it at the destination is not for visits.
     fn validate_visit(&self) -> Result<(), String> {
         let may_visit = self.visit == Visit::Go || self.reads_bytes.is_some();

@@ -11,7 +11,7 @@ use vmove_types::units;
 /// Arguments of `visit`.
 #[derive(Debug, Args)]
 #[command(
-    group = ArgGroup::new("step").required(true).args(["to", "back", "stay"]),
+    group = ArgGroup::new("step").required(true).args(["to", "back", "stay", "keep_home"]),
     after_help = "Examples:
   vmove visit web --to hpc7
   vmove visit web --to hpc7 --for 2h
@@ -19,6 +19,7 @@ use vmove_types::units;
   vmove visit web --to hpc7 --return-when idle
   vmove visit web --back          (on the node that web visits)
   vmove visit web --stay          (there, too)
+  vmove visit web --keep-home     (on the node that a migration brings web to)
 
 The guest runs at the other node within the pause of a post-copy migration. Of its memory, only the pages follow that it touches there, and as much
 ahead of them as it goes on to touch. Its home keeps its memory: what the guest touches for the first time is fetched from there, so both nodes and
@@ -26,6 +27,9 @@ the link between them must last. When the guest comes back, only what it has tou
 
 A guest whose home is lost waits at the first page that it lacks, until its home is back. One that ends on its visit is lost: its home keeps memory,
 and nothing that runs. With --stay the rest of its memory is fetched, as by a post-copy migration.
+
+With --keep-home the migration that brings the guest to this node becomes a visit, as long as memory still follows the guest (post-copy and hybrid): the
+node that it came from keeps what it has. What has crossed by then counts as touched.
 
 With --for, --until or --return-when the node that it visits takes it home by itself, at whichever comes first; if that fails, it is tried again, and
 `vmove status` says why."
@@ -43,14 +47,17 @@ pub struct Visit {
     /// Let the guest stay on this node for good
     #[arg(long, conflicts_with = "GoHomeArgs")]
     pub stay: bool,
+    /// Turn the migration that brings the guest here into a visit: its home keeps its memory, and no more follows than it touches
+    #[arg(long)]
+    pub keep_home: bool,
     /// What takes it home by itself.
     #[command(flatten)]
     pub go_home: GoHomeArgs,
     /// Cap on what is read ahead, such as 10Gbit or 1GiB per second [default: none]
-    #[arg(long, value_name = "RATE", value_parser = units::parse_rate, conflicts_with = "stay")]
+    #[arg(long, value_name = "RATE", value_parser = units::parse_rate, conflicts_with_all = ["stay", "keep_home"])]
     pub bandwidth: Option<u64>,
     /// Hand the guest over within this time, or call it off; 0 for no limit [default: 120s]
-    #[arg(long, value_name = "TIME", value_parser = milliseconds, conflicts_with = "stay")]
+    #[arg(long, value_name = "TIME", value_parser = milliseconds, conflicts_with_all = ["stay", "keep_home"])]
     pub timeout: Option<u64>,
     /// Print the id and do not wait
     #[arg(long)]

@@ -9,7 +9,7 @@ use crate::output::{End, note, say, say_json};
 use crate::waiting::Wait;
 use vmove_client::Client;
 use vmove_types::problem::Exit;
-use vmove_types::progress::{Outcome, Phase, Progress};
+use vmove_types::progress::{Outcome, Phase, Progress, Role};
 
 pub(super) fn started(id: &str, json: bool) -> Result<Ended, End> {
     if json {
@@ -74,18 +74,28 @@ pub(super) async fn until_there(client: &Client, id: &str, json: bool) -> Result
         Followed::Ended(progress) => progress,
         Followed::Left => return left(id, json),
     };
-    if json {
-        say_json(&progress)?;
-    } else {
-        let (vm, peer) = (&progress.vm, &progress.peer);
-        let itself = progress
-            .going_home
-            .as_ref()
-            .map(|going| format!("It goes home by itself {}.\n", when(&going.when)));
-        let itself = itself.unwrap_or_default();
-        say(&format!(
-            "{vm} visits {peer}: its memory is here, and follows as {vm} touches it (migration {id}).\n{itself}On {peer}: `vmove visit {vm} --back` takes it home, `vmove visit {vm} --stay` lets it stay"
-        ))?;
-    }
+    say_visiting(&progress, json)?;
     Ok(Ended::With(Exit::Done))
+}
+
+/// Says that a guest is on a visit, from its home or from where it is.
+pub(super) fn say_visiting(progress: &Progress, json: bool) -> Result<(), End> {
+    if json {
+        return say_json(progress);
+    }
+    let (vm, peer, id) = (&progress.vm, &progress.peer, &progress.id);
+    let itself = progress.going_home.as_ref();
+    let itself = itself.map(|going| format!("It goes home by itself {}.\n", when(&going.when)));
+    let itself = itself.unwrap_or_default();
+    let (visits, there) = match progress.role {
+        Role::Source => {
+            (format!("{vm} visits {peer}: its memory is here, and follows"), format!("On {peer}: "))
+        }
+        Role::Destination => {
+            (format!("{vm} is here for a visit: {peer} keeps its memory, which follows"), String::new())
+        }
+    };
+    say(&format!(
+        "{visits} as {vm} touches it (migration {id}).\n{itself}{there}`vmove visit {vm} --back` takes it home, `vmove visit {vm} --stay` lets it stay"
+    ))
 }

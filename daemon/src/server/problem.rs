@@ -33,7 +33,7 @@ impl IntoProblem for EngineError {
             Self::TooLate(_) | Self::GroupTooLate(_) => Code::TooLate,
             Self::BadSpec(_) => Code::BadOption,
             Self::NothingToRecover(..) | Self::NotReclaimable(..) => Code::NothingToRecover,
-            Self::NotVisiting { .. } => Code::NotVisiting,
+            Self::NotVisiting { .. } | Self::NotTurned { .. } => Code::NotVisiting,
             Self::Stays { .. } => Code::Stays,
             Self::Abandon(AbandonError::AtWork { .. }) => Code::Busy,
             // I/O, and what newer engines may add.

@@ -15,6 +15,7 @@ use super::guest_memory::{GuestMemory, ReadElsewhere};
 use super::monitor::{Connecting, Monitor, Resumed, Resuming, Wish};
 use super::page_messages::take_hashes;
 use super::session::{Control, End, Event, Session, Waited, qemu_lives};
+use super::turning::{Turning, wish_of};
 use super::verify::SourceHashes;
 use super::vm_files::remove_ended;
 use crate::devices::{missing, told};
@@ -24,7 +25,7 @@ use crate::proto::message::{self, DestinationStand, Running, SourceStand, ToDest
 use crate::visits::{Listening, Said, VisitStand};
 use crate::vmm::QemuHandle;
 use vmove_types::problem::chain;
-use vmove_types::progress::{GoingHome, Outcome, Phase, VISIT};
+use vmove_types::progress::{Outcome, Phase};
 use vmove_types::report::VisitEnd;
 use vmove_types::time::Mono;
 
@@ -49,9 +50,11 @@ pub(super) struct Owner {
     /// What is known of the other guests of its group.
     others: watch::Sender<Others>,
     /// Of a guest that came for a visit: what is said of that.
-    visit: Option<Listening>,
+    pub(super) visit: Option<Listening>,
     /// How that has ended.
-    visit_end: Option<VisitEnd>,
+    pub(super) visit_end: Option<VisitEnd>,
+    /// Of a guest that came to stay: it may be asked to be on a visit all the same.
+    pub(super) turning: Option<Turning>,
 }
 
 /// Whether the guest runs here.
@@ -87,7 +90,7 @@ impl Owner {
         let (giving, others) = (Giving::NotYet, watch::Sender::new(Others::Unknown));
         let flushing = Flushing::NotYet;
         let (figures, tried, runs_since) = (None, None, None);
-        let (visit, visit_end) = (None, None);
+        let (visit, visit_end, turning) = (None, None, None);
         Self {
             process,
             guest,
@@ -101,6 +104,7 @@ impl Owner {
             others,
             visit,
             visit_end,
+            turning,
         }
     }
 
@@ -112,15 +116,13 @@ impl Owner {
     ) -> Option<(Complete, Control)> {
         let record = session.journal.record();
         if record.is_visit() {
-            let going_home = GoingHome::of(&record.prepare.spec.go_home);
-            session.publisher.update(|p| {
-                p.mode = Some(VISIT.to_owned());
-                p.going_home = going_home;
-            });
-            self.visit = Some(session.node.visits.listen(record.id));
+            self.begin_visit(session);
         } else if record.stays {
             self.visit_end = Some(VisitEnd::Stayed);
+        } else {
+            self.turning = Some(Turning::of(session));
         }
+        let record = session.journal.record();
         if let Some(home) = record.prepare.home {
             // The session of its visit, which is here, too, keeps nothing for it any more.
             session.node.visits.tell(home.visit, VisitStand::WentHome);
@@ -191,6 +193,7 @@ impl Owner {
         control: &mut Control,
     ) -> Result<message::Complete, End> {
         let mut is_told = false;
+        self.turning.iter_mut().for_each(Turning::begin_conversation);
         loop {
             self.begin_to_run(session)?;
             if !matches!(self.guest, Guest::Resuming(_)) {
@@ -204,6 +207,7 @@ impl Owner {
             tokio::select! {
                 biased;
                 said = said_of(&mut self.visit), if self.visit_end.is_none() => self.visit_is(said, session)?,
+                go_home = wish_of(&mut self.turning) => self.ask_home(go_home, session, control).await?,
                 news = self.guest.news() => match news? {
                     News::Answers(monitor) => self.connected(session, monitor),
                     News::Runs(resumed) => self.runs(session, control, resumed).await?,
@@ -220,11 +224,6 @@ impl Owner {
         }
     }
 
-    /// The guest of a visit is not here any more.
-    const fn is_away(&self) -> bool {
-        matches!(self.visit_end, Some(VisitEnd::Home | VisitEnd::Ended))
-    }
-
     /// Writes down that the visit has ended, and ends its session.
     async fn end_without_home(&mut self, session: &mut Session) {
         loop {
@@ -234,42 +233,6 @@ impl Owner {
                 Err(end) => return session.give_up_owned(end.why()),
             }
         }
-    }
-
-    /// Looks whether QEMU has ended here while the guest was on a visit: then it needs nothing of its home any more. False if it was told before.
-    fn ended_on_visit(&mut self) -> bool {
-        if self.visit.is_none() || self.visit_end.is_some() || self.process.alive() {
-            return false;
-        }
-        let went = self.visit.as_ref().is_some_and(|visit| visit.stand() == VisitStand::WentHome);
-        let end = if went { VisitEnd::Home } else { VisitEnd::Ended };
-        tracing::info!(?end, "the guest's QEMU has ended after its visit, or in it");
-        self.visit_end = Some(end);
-        true
-    }
-
-    /// What was said of a visit.
-    fn visit_is(&mut self, said: Said, session: &mut Session) -> Result<(), DestinationError> {
-        match said {
-            Said::WentHome => self.visit_end = Some(VisitEnd::Home),
-            Said::NotHome(why) => session.publisher.update(|p| {
-                p.going_home.iter_mut().for_each(|going| going.failed = Some(why.clone()));
-            }),
-            Said::Stays => {
-                // Written down first: it is not begun twice, but a daemon started anew goes on with it.
-                session.write(|r| r.stays = true)?;
-                (self.visit, self.visit_end) = (None, Some(VisitEnd::Stayed));
-                let mode = session.journal.record().mode.map(|mode| mode.to_string());
-                session.publisher.update(|p| {
-                    p.mode = mode;
-                    p.going_home = None;
-                });
-                session.files.memory.demand.end();
-                session.pages.fill().iter().for_each(|fill| fill.queue.wake());
-                tracing::info!("the guest stays: the rest of its memory is fetched");
-            }
-        }
-        Ok(())
     }
 
     /// Once every page is here, the guest gets its devices.
@@ -330,9 +293,11 @@ impl Owner {
         }
         let left = session.files.memory.left();
         // Of a visit it is to be seen what the guest touches.
-        if left == 0 && session.files.memory.hashes.is_none() && self.visit.is_none() {
+        let visits = self.visit.is_some() || self.turning.as_ref().is_some_and(Turning::is_wished);
+        if left == 0 && session.files.memory.hashes.is_none() && !visits {
             // Nothing is missing: no page needs us, and QEMU's mappings become huge by ordinary faults.
             end_page_service(session)?;
+            self.turning = None;
         }
         let wish = if session.journal.record().is_to_run() { Wish::Run } else { Wish::StayPaused };
         if let Guest::Paused(monitor) = std::mem::replace(&mut self.guest, Guest::Settled) {
@@ -380,6 +345,7 @@ impl Owner {
                 if !self.ended_on_visit() {
                     self.needed().map_or(Ok(()), qemu_lives)?;
                 }
+                self.write_owed(session);
                 session.tell_progress(control).await?;
             }
             _ => {}
@@ -397,6 +363,7 @@ impl Owner {
             // Said again.
             ToDestination::Commit => {}
             ToDestination::AllAttached => self.hear_of_others(Others::HaveDevices),
+            ToDestination::KeptHome { refused } => self.kept_home(refused, session, control).await?,
             ToDestination::Resume(stand) => {
                 control.send(&ToSource::Resume(DestinationStand::Owner)).await?;
                 self.hashes = SourceHashes::default();
@@ -418,6 +385,9 @@ impl Owner {
     /// What the source is told when every page is here, and compared if that was asked for.
     async fn whole(&mut self, session: &mut Session) -> Result<Option<message::Complete>, End> {
         let memory = Arc::clone(&session.files.memory);
+        if self.turning.as_ref().is_some_and(Turning::awaits_source) {
+            return Ok(None);
+        }
         if self.visit.is_some() {
             if self.visit_end.is_none() {
                 return Ok(None);

@@ -12,6 +12,7 @@ use vmove_node::peer::{SessionId, Token};
 use vmove_types::check::Blocker;
 use vmove_types::device::DeviceChoice;
 use vmove_types::disk_latency::DiskIo;
+use vmove_types::go_home::GoHome;
 use vmove_types::progress::ArrivedBlock;
 use vmove_types::report::{CpuUse, FaultStats, Report, SlowFault, VisitEnd};
 use vmove_types::spec::MigrationSpec;
@@ -84,7 +85,7 @@ pub struct Prepare {
     /// The guest comes back from a visit: the destination is its home, which has kept its memory.
     #[serde(default)]
     pub home: Option<Home>,
-    /// Port of the source, by which a guest that goes for a visit comes back.
+    /// Port of the source, by which a guest that is on a visit comes back.
     #[serde(default)]
     pub home_port: Option<u16>,
 }
@@ -335,6 +336,11 @@ pub enum ToDestination {
     Resume(SourceStand),
     /// Now and then, of a migration with a share of the processors to keep.
     HostCpu(SourceCpu),
+    /// Answer to [`ToSource::KeepHome`].
+    KeptHome {
+        /// Why the guest's memory cannot be kept. `None`: it is kept, and that is written down.
+        refused: Option<String>,
+    },
 }
 
 impl ToDestination {
@@ -360,6 +366,7 @@ impl ToDestination {
             Self::Released(_) => "Released",
             Self::Resume(_) => "Resume",
             Self::HostCpu(_) => "HostCpu",
+            Self::KeptHome { .. } => "KeptHome",
         }
     }
 }
@@ -564,6 +571,11 @@ pub enum ToSource {
         /// The same fabric may work again.
         same_fabric: bool,
     },
+    /// The guest, which is ours, is to be on a visit: the source shall keep its memory, and take the guest back when this asks for it. Answered by
+    /// [`ToDestination::KeptHome`].
+    KeepHome(GoHome),
+    /// From here on pages come by demand alone: the source shall open other page connections, and name nothing but what is zero.
+    ByDemand,
 }
 
 impl ToSource {
@@ -586,6 +598,8 @@ impl ToSource {
             Self::Complete(_) => "Complete",
             Self::Failed(_) => "Failed",
             Self::Resume(_) => "Resume",
+            Self::KeepHome(_) => "KeepHome",
+            Self::ByDemand => "ByDemand",
         }
     }
 }

@@ -29,7 +29,7 @@ use vmove_node::peer::Token;
 use vmove_node::record::{RamFileRecord, VmRecord};
 use vmove_types::check::Blocker;
 use vmove_types::goal::Goals;
-use vmove_types::spec::{MigrationSpec, Mode, Visit};
+use vmove_types::spec::{MigrationSpec, Mode};
 
 /// The destination looks for blockers, which starts a QEMU twice to ask what it is.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -95,7 +95,7 @@ pub(super) fn prepare_message(
         in_group: false,
         libvirt: vm.libvirt.clone(),
         home: None,
-        home_port: node.config.port.filter(|_| spec.visit == Visit::Go),
+        home_port: node.config.port,
     }
 }
 

@@ -28,6 +28,7 @@ use crate::proto::message::{Complete, DestinationStand, Running, SourceStand, To
 use crate::vmm::Leaving;
 use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::{HelloError, LinkError};
+use vmove_types::go_home::GoHome;
 use vmove_types::problem::chain;
 use vmove_types::progress::{GuestPlace, Outcome, Phase};
 use vmove_types::spec::Visit;
@@ -245,6 +246,10 @@ impl Committed {
                 Some(serving) => serving,
                 None => self.serving.insert(open_again(session).await.map_err(Why::ForGood)?),
             };
+            if session.spec().visit == Visit::Go {
+                // It may have become one by what was said last.
+                *last = holes(&pages.memory)?;
+            }
             pages.open(session, control).await?;
             last.name(pages);
             self.hash(session);
@@ -276,6 +281,12 @@ impl Committed {
                     control.send(&ToDestination::AllAttached).await?;
                     self.awaits_others = false;
                 }
+                Until::Heard(Heard::Message(ToSource::KeepHome(go_home))) => {
+                    self.keep_home(session, control, go_home).await?;
+                }
+                Until::Heard(Heard::Message(ToSource::ByDemand)) => {
+                    self.serve_by_demand(session, control).await?;
+                }
                 Until::Heard(heard) => {
                     if let Some(Answer::Whole(figures)) = self.heard(session, heard)? {
                         return Ok(figures);
@@ -304,6 +315,34 @@ impl Committed {
             other => return Err(out_of_order(session, &other)),
         }
         Ok(None)
+    }
+
+    /// The guest is to be on a visit: answers whether this side is its home.
+    async fn keep_home(
+        &self,
+        session: &mut Session,
+        control: &mut Control,
+        go_home: GoHome,
+    ) -> Result<(), Why> {
+        let kept = visits::keep_home(session, go_home);
+        let refused = kept.err().map(|why| chain(&why));
+        tracing::info!(?refused, "the migration is to become a visit");
+        if refused.is_none() && self.runs_there {
+            visits::guest_runs_there(session);
+        }
+        Ok(control.send(&ToDestination::KeptHome { refused }).await?)
+    }
+
+    /// It is on a visit: nothing but what is zero is named any more, over page connections that know of nothing else.
+    async fn serve_by_demand(&mut self, session: &mut Session, control: &mut Control) -> Result<(), Why> {
+        let Some((pages, last)) = &mut self.serving else {
+            return Err(out_of_order(session, &ToSource::ByDemand));
+        };
+        last.stop();
+        *last = holes(&pages.memory)?;
+        pages.open(session, control).await?;
+        last.name(pages);
+        Ok(())
     }
 
     fn guest_runs_there(&mut self, session: &mut Session, running: Running) {
@@ -418,8 +457,12 @@ async fn open_again(session: &Session) -> Result<(PageService, FinalPages), Sour
     let memory = memory.map_err(SourceError::memory("open the guest's memory"))?;
     session.publisher.coming(|coming| coming.begin(memory.content_bytes()));
     let last = match session.spec().visit {
-        Visit::Go => FinalPages::holes(&memory).map_err(SourceError::memory("look at the guest's memory"))?,
+        Visit::Go => holes(&memory)?,
         Visit::No | Visit::Back => FinalPages::all(&memory),
     };
     Ok((PageService::new(terms, Arc::new(memory.counted_in(&session.cpu))), last))
+}
+
+fn holes(memory: &SourceMemory) -> Result<FinalPages, SourceError> {
+    FinalPages::holes(memory).map_err(SourceError::memory("look at the guest's memory"))
 }

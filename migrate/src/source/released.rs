@@ -13,7 +13,7 @@ use super::session::Session;
 use super::stopped_qemu::Kept;
 use super::visits::{guest_runs_there, let_qemu_go};
 use crate::disk_io::tell_after;
-use crate::kept_memory::{is_kept, let_memory_go};
+use crate::kept_memory::{is_kept, let_memory_go, remove_names_in_vain};
 use crate::ownership::SourceEvent;
 use crate::proto::message::{Complete, ToDestination};
 use vmove_types::problem::chain;
@@ -123,6 +123,7 @@ async fn release(session: &mut Session, kept: Kept) -> Result<(), ReleaseError> 
         devices::give_back(session).await;
         put_aside(session);
         free_files(session)?;
+        remove_names_in_vain(session.node.disk(), session.journal.record().id, &vm);
     }
     session.write_owing(|r| r.freed = true);
     Ok(())

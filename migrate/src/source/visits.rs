@@ -3,24 +3,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::error::ReleaseError;
+use super::error::{ReleaseError, SourceError};
 use super::final_pages::FinalPages;
 use super::memory::SourceMemory;
 use super::session::Session;
+use crate::engine::EngineError;
 use crate::history::is_home_again;
-use crate::kept_memory::is_kept;
+use crate::kept_memory::{is_kept, keep_memory_at_home};
 use crate::node::Node;
 use crate::owed::TRY_AGAIN;
 use crate::pending::PageSet;
 use crate::proto::message::Complete;
+use crate::visiting::in_the_way_of_a_visit;
 use crate::visits::{Said, VisitStand};
 use vmove_memory::MemoryError;
 use vmove_node::disk::remove_files;
 use vmove_node::record::VmRecord;
+use vmove_types::go_home::GoHome;
 use vmove_types::problem::chain;
 use vmove_types::progress::{GoingHome, VISIT};
 use vmove_types::report::VisitEnd;
-use vmove_types::spec::Visit;
+use vmove_types::spec::{MigrationSpec, Visit};
 
 /// For the word of the node that a guest had visited, which has the figures.
 const SAYS_SO_ITSELF: Duration = Duration::from_secs(5);
@@ -45,16 +48,14 @@ pub(super) fn guest_runs_there(session: &Session) {
     }
 }
 
-/// Ends some time after the guest has come home from its visit, by which the node that it visited has had time to say so itself. Never if it is on none.
+/// Ends some time after the guest has come home from its visit, by which the node that it visited has had time to say so itself. Never if it was on none.
 /// `earlier`: that may have been before this daemon was started anew. Cancel-safe.
 pub(super) fn came_home(session: &Session, earlier: bool) -> impl Future<Output = Complete> + use<> {
     let (node, id) = (Arc::clone(&session.node), session.journal.record().id);
+    // It may become one.
     let is_visit = session.spec().visit == Visit::Go;
     async move {
-        if !is_visit {
-            return std::future::pending().await;
-        }
-        if earlier && is_home_again(node.disk(), &node.config.sessions_dir, id) {
+        if is_visit && earlier && is_home_again(node.disk(), &node.config.sessions_dir, id) {
             node.visits.tell(id, VisitStand::WentHome);
         }
         let mut told = node.visits.listen(id);
@@ -67,6 +68,48 @@ pub(super) fn came_home(session: &Session, earlier: bool) -> impl Future<Output 
         tokio::time::sleep(SAYS_SO_ITSELF).await;
         Complete { visit: Some(VisitEnd::Home), ..Complete::default() }
     }
+}
+
+/// Why the memory of a guest that runs at the destination is not kept for its return.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotKept {
+    #[error("the guest moves with others")]
+    InGroup,
+    #[error("disks of the guest move along")]
+    DisksMove,
+    #[error("libvirt moves the guest")]
+    OfLibvirt,
+    #[error(transparent)]
+    Options(#[from] EngineError),
+    #[error("its memory could not be kept at home")]
+    Names(#[source] std::io::Error),
+    #[error(transparent)]
+    Journal(#[from] SourceError),
+}
+
+/// The guest is on a visit from here on, if this side can be its home: keeps its memory, and writes that down.
+///
+/// # Errors
+/// The migration goes on as it was.
+pub(super) fn keep_home(session: &mut Session, go_home: GoHome) -> Result<(), NotKept> {
+    let spec = MigrationSpec { go_home, ..session.spec().clone() }.of_visit();
+    if session.spec().visit == Visit::Go {
+        return Ok(session.write(|r| r.spec = spec)?);
+    }
+    if session.vm().libvirt.is_some() {
+        return Err(NotKept::OfLibvirt);
+    }
+    if session.member.is_some() || session.journal.record().group.is_some() {
+        return Err(NotKept::InGroup);
+    }
+    if session.copies.is_some() || !session.journal.record().disks.is_empty() {
+        return Err(NotKept::DisksMove);
+    }
+    in_the_way_of_a_visit(&session.node, session.vm(), &spec)?;
+    let kept = keep_memory_at_home(session.journal.record().id, session.vm().clone());
+    let kept = kept.map_err(NotKept::Names)?;
+    // If that fails, the names stay until all is released: the line may be there as a whole, and a daemon started anew would look for them.
+    Ok(session.write(|r| (r.vm, r.spec) = (kept, spec))?)
 }
 
 /// Goes on until that is done: a VM that is not forgotten here cannot come home.

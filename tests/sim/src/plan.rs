@@ -51,6 +51,8 @@ pub struct VisitEnds {
     pub after_ms: u64,
     /// The guest stays where it visits; otherwise it is taken home.
     pub stays: bool,
+    /// It begins as a post-copy migration, which is to become a visit while pages are missing.
+    pub turned: bool,
 }
 
 /// A blow and its moment.
@@ -182,10 +184,14 @@ impl Schedule {
         // What one guest alone does is half as much.
         let guests = if rng.percent(40) { 2 } else { 1 };
         let visits = guests == 1 && !device && rng.percent(50);
-        let visit =
-            visits.then(|| VisitEnds { after_ms: rng.of(&[0, 300, 1_000, 6_000]), stays: rng.percent(25) });
-        if visit.is_some() {
+        let mut visit = visits.then(|| VisitEnds {
+            after_ms: rng.of(&[0, 300, 1_000, 6_000]),
+            stays: rng.percent(25),
+            turned: false,
+        });
+        if let Some(visit) = &mut visit {
             blows.iter_mut().for_each(|planned| later_on_a_visit(planned, &mut rng));
+            visit.turned = rng.percent(40);
         }
         Self { seed, mode, paused, latency_ms, blows, device, manner, guests, visit, and_back }
     }

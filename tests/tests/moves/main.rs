@@ -33,6 +33,7 @@ mod slow_link;
 mod slurm;
 mod terminal;
 mod traces;
+mod turned_visits;
 mod tutorial;
 mod visits;
 mod watching;

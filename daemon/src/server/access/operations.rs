@@ -81,6 +81,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation::new("startMigration", "POST", "/v1/migrations", Role::Operator),
     Operation::new("cancelMigration", "DELETE", "/v1/migrations/{id}", Role::Operator),
     Operation::new("stayVisitor", "POST", "/v1/migrations/{id}/stay", Role::Operator),
+    Operation::new("turnIntoVisit", "POST", "/v1/migrations/{id}/visit", Role::Operator),
     Operation::new("recoverMigration", "POST", "/v1/migrations/{id}/recover", Role::Operator),
     Operation::new("startGroup", "POST", "/v1/groups", Role::Operator),
     Operation::new("cancelGroup", "DELETE", "/v1/groups/{id}", Role::Operator),

@@ -17,6 +17,7 @@ use vmove_types::spec::Visit;
 use crate::server::hooks::begin_migration;
 use crate::server::problem::IntoProblem;
 use crate::server::{App, detached};
+use vmove_types::go_home::GoHome;
 use vmove_types::migration::{ListQuery, MigrateRequest, MigrationList, ReclaimRequest, Taken};
 use vmove_types::problem::{Code, Problem};
 
@@ -100,6 +101,20 @@ pub async fn stay(
     Path(id): Path<String>,
 ) -> Result<(StatusCode, axum::Json<Taken>), Refusal> {
     act(app, id, |engine, id| async move { engine.stay(&id) }).await
+}
+
+/// Turns the migration that brings a guest into a visit, on the node where the guest is: its home keeps its memory, and no more is fetched than the guest
+/// touches. Answers when it is one. The guest's memory must still be following it.
+#[utoipa::path(post, path = "/v1/migrations/{id}/visit", operation_id = "turnIntoVisit", tag = "migrations",
+    params(("id" = String, Path, description = "Id, may be cut short")),
+    request_body = GoHome,
+    responses((status = 202, body = Taken), (status = 404, body = Problem), (status = 409, body = Problem), (status = 400, body = Problem)))]
+pub async fn turn_into_visit(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    Json(go_home): Json<GoHome>,
+) -> Result<(StatusCode, axum::Json<Taken>), Refusal> {
+    act(app, id, |engine, id| async move { engine.turn_into_visit(&id, go_home).await }).await
 }
 
 /// Has the guest's copy at the source run again, on the node that the guest came from. What the guest did since is lost.

@@ -67,6 +67,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/migrations/{id}", get(migrations::show).delete(migrations::cancel))
         .route("/v1/migrations/{id}/recover", post(migrations::recover))
         .route("/v1/migrations/{id}/stay", post(migrations::stay))
+        .route("/v1/migrations/{id}/visit", post(migrations::turn_into_visit))
         .route("/v1/migrations/{id}/reclaim", post(migrations::reclaim))
         .route("/v1/migrations/{id}/events", get(migrations::events))
         .fallback(fallback::unknown_path)

@@ -3,8 +3,8 @@
 use super::*;
 use crate::plan::VisitEnds;
 
-const BACK: VisitEnds = VisitEnds { after_ms: 300, stays: false };
-const STAYS: VisitEnds = VisitEnds { after_ms: 300, stays: true };
+const BACK: VisitEnds = VisitEnds { after_ms: 300, stays: false, turned: false };
+const STAYS: VisitEnds = VisitEnds { after_ms: 300, stays: true, turned: false };
 
 fn visiting(ends: VisitEnds, blows: Vec<Planned>) -> Schedule {
     Schedule { visit: Some(ends), and_back: false, ..Schedule::with("hybrid", blows) }
@@ -67,6 +67,26 @@ fn a_guest_is_whole_wherever_a_daemon_is_killed_as_it_is_told_to_stay() {
             let blows = vec![at(DESTINATION, step, kill(who, down_ms))];
             let report = walk(&format!("stay-{who}-{down_ms}"), visiting(STAYS, blows));
             assert_eq!((report.struck, report.end), (1, End::Moved), "{step}");
+        }
+    }
+}
+
+/// By what both sides say as a migration becomes a visit: the question, the home's answer, and that pages come by demand.
+const TURNS: [(usize, &str); 3] =
+    [(DESTINATION, "send Control 15"), (SOURCE, "send Control 18"), (DESTINATION, "send Control 16")];
+
+#[test]
+fn a_migration_becomes_a_visit_from_which_its_guest_comes_home_or_stays() {
+    let turned = |ends| VisitEnds { turned: true, ..ends };
+    let report = walk("turned", visiting(turned(BACK), Vec::new()));
+    assert_eq!((report.visited, report.end), (true, End::Stayed), "it is home");
+    let report = walk("turned-stays", visiting(turned(STAYS), Vec::new()));
+    assert_eq!((report.visited, report.end), (true, End::Moved));
+    for (node, step) in TURNS.into_iter().chain(HOME) {
+        for (who, down_ms) in [(SOURCE, 20), (SOURCE, 4_000), (DESTINATION, 20), (DESTINATION, 4_000)] {
+            let blows = vec![at(node, step, kill(who, down_ms))];
+            let report = walk(&format!("turned-{node}-{who}-{down_ms}"), visiting(turned(BACK), blows));
+            assert_eq!(report.struck, 1, "{step} never came");
         }
     }
 }

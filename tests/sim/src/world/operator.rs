@@ -11,6 +11,7 @@ use vmove_node::record::{RamFileRecord, VmRecord};
 use vmove_qmp::confine::Confinement;
 use vmove_types::Backing;
 use vmove_types::device::{DeviceChoice, DeviceRequest, Identity, VmDevice};
+use vmove_types::go_home::GoHome;
 use vmove_types::group::GroupProgress;
 use vmove_types::progress::{GuestPlace, Outcome, Progress, Role};
 use vmove_types::report::HeadStartStats;
@@ -26,6 +27,9 @@ use crate::world::qemu::{self, Ender};
 use crate::world::running::Daemon;
 use crate::world::status::Status;
 
+/// How often it is looked whether the guest has come, and how many times.
+const TURN_INTERVAL: Duration = Duration::from_millis(2);
+const TURNS: usize = 5_000;
 /// The name of the guest that may have a device.
 const VM: &str = guest::NAMES[0];
 
@@ -140,12 +144,34 @@ pub fn home_of(world: &World, vm: usize) -> Option<NodeIndex> {
 
 /// `vmove migrate`, or `vmove visit` if the schedule has the guest go for one: whether it was begun.
 pub async fn send_off(world: &World) -> bool {
-    if world.state().schedule.visit.is_none() {
-        return migrate(world, 0).await;
+    let visits = world.state().schedule.visit;
+    match visits {
+        None => return migrate(world, 0).await,
+        Some(ends) if ends.turned => {
+            let of_world = world.clone();
+            tokio::spawn(async move { turn(&of_world).await });
+            return migrate(world, 0).await;
+        }
+        Some(_) => {}
     }
     let begun = visit(world, 0, Visit::Go).await;
     world.note("world", format!("visit {}: {begun}", NODES[1]));
     begun
+}
+
+/// `vmove visit --keep-home` at the other node, as soon as a guest is on its way there.
+async fn turn(world: &World) {
+    for _ in 0..TURNS {
+        sleep(TURN_INTERVAL).await;
+        let comes = |p: &Progress| p.role == Role::Destination && !p.outcome.is_end();
+        let Some(migration) = listed(world, 1).unwrap_or_default().into_iter().find(comes) else { continue };
+        let asked = at(world, 1, move |daemon| async move {
+            daemon.engine.turn_into_visit(&migration.id, GoHome::default()).await
+        });
+        if let Some(told) = asked.await {
+            world.note("world", format!("visit --keep-home: {told:?}"));
+        }
+    }
 }
 
 /// The visit by which the guest is at the other node, if it is there for one.
@@ -194,6 +220,9 @@ pub async fn migrate(world: &World, from: NodeIndex) -> bool {
     let to = NODES[1 - from];
     let target = PeerTarget { name: to.to_owned(), address: to.to_owned() };
     let mode = world.state().schedule.mode;
+    let visit = world.state().schedule.visit;
+    let turned = from == 0 && visit.is_some_and(|ends| ends.turned);
+    let mode = if turned { "postcopy" } else { mode };
     let mut spec = MigrationSpec { mode: mode.parse().unwrap_or_default(), ..MigrationSpec::default() };
     if world.state().schedule.device {
         let identity = Identity::default();
