@@ -34,5 +34,6 @@ mod slurm;
 mod terminal;
 mod traces;
 mod tutorial;
+mod verified_disks;
 mod visits;
 mod watching;
