@@ -32,6 +32,8 @@ mod destination;
 #[cfg(not(loom))]
 mod devices;
 #[cfg(not(loom))]
+mod disk_hash;
+#[cfg(not(loom))]
 mod disk_holds;
 #[cfg(not(loom))]
 mod disk_io;

@@ -11,6 +11,7 @@
 //! | [`inspect`] | what a running QEMU is made of, and what of it cannot be moved |
 //! | [`log`] | the output of a QEMU: its end, and a bound on its length |
 //! | [`io_threads`] | QEMU's I/O threads run before its others while a guest stops |
+//! | [`nbd`] | reading an export of an NBD server, QEMU's or another |
 //! | [`oom`] | programs that we start are as exposed to the kernel's out-of-memory killer as others |
 //! | [`hotplug`] | devices that leave a running guest and come back |
 //! | [`agent`] | commands that run inside the guest, by the QEMU guest agent |
@@ -61,6 +62,7 @@ pub mod hotplug;
 pub mod inspect;
 pub mod io_threads;
 pub mod log;
+pub mod nbd;
 pub mod oom;
 pub mod process;
 pub mod switchover;

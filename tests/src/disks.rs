@@ -337,7 +337,13 @@ impl Moved {
             ensure!(found.as_array().is_some_and(Vec::is_empty), "{what} are left: {found}");
         }
         let nodes = monitor.run("query-named-block-nodes", serde_json::json!({ "flat": true }))?;
-        ensure!(!nodes.to_string().contains("vmove-disk"), "nodes of a copy are left: {nodes}");
+        let ours = ["vmove-disk", "vmove-verify"];
+        ensure!(
+            !ours.iter().any(|name| nodes.to_string().contains(name)),
+            "nodes or bitmaps are left: {nodes}"
+        );
+        let socket = dir.join("vmove-verify.sock");
+        ensure!(!socket.exists(), "a socket is left: {}", socket.display());
         Ok(())
     }
 }

@@ -128,9 +128,51 @@ pub struct DiskReport {
     pub latency: DiskLatency,
     /// Where the source's image is now; `None` if it was deleted.
     pub left_at: Option<String>,
+    /// What `--verify` found; `None`: not asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verified: Option<DiskVerified>,
     /// Why it could not be put aside or deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+}
+
+/// What `--verify` found of a disk that moved: the image here, as the guest left it, against the disk that it has at the destination.
+///
+/// Both are read in chunks. What the guest has written at the destination before it was read there cannot be compared any more.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(default)]
+pub struct DiskVerified {
+    /// Size of a chunk in bytes.
+    pub chunk_bytes: u64,
+    /// Chunks that are equal on both sides, holes among them.
+    pub equal_chunks: u64,
+    /// Chunks that differ because the guest has written to them since it runs at the destination.
+    pub written_chunks: u64,
+    /// Chunks that differ, and that the guest has not written to: damage.
+    pub differing_chunks: u64,
+    /// Where the first of these begins in the disk, in bytes.
+    pub first_difference: Option<u64>,
+    /// Bytes that were read at the source. Holes are not read.
+    pub source_read_bytes: u64,
+    /// Bytes that were read at the destination.
+    pub destination_read_bytes: u64,
+    /// How long it took, in milliseconds, with all disks that were compared beside it.
+    pub took_ms: f64,
+    /// Why not all of it could be compared.
+    pub problem: Option<String>,
+}
+
+impl DiskVerified {
+    /// Whether the disk is the one that the guest left; `None` if that is not known.
+    #[must_use]
+    pub const fn is_right(&self) -> Option<bool> {
+        match (self.differing_chunks, &self.problem) {
+            (0, None) => Some(true),
+            (0, Some(_)) => None,
+            _ => Some(false),
+        }
+    }
 }
 
 #[cfg(test)]

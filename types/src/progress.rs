@@ -206,6 +206,23 @@ pub struct ArrivedBlock {
     pub parts: Vec<u8>,
 }
 
+/// How far the comparison of disks that have moved is (`--verify`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ComparedDisks {
+    /// Bytes of all disks, holes included.
+    pub bytes_total: u64,
+    /// Bytes of these that the source has hashed.
+    pub bytes_done: u64,
+}
+
+impl ComparedDisks {
+    /// So many more bytes are hashed. The last chunk of a disk may be shorter than it counts.
+    pub fn add(&mut self, bytes: u64) {
+        self.bytes_done = self.bytes_done.saturating_add(bytes).min(self.bytes_total);
+    }
+}
+
 /// A snapshot of a session.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -269,6 +286,9 @@ pub struct Progress {
     /// Disks that move with the guest, at the source.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<DiskProgress>,
+    /// How far the comparison of its disks is, once its memory is at the destination; `None` before that, and if they are not compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compared_disks: Option<ComparedDisks>,
     /// What has arrived of the guest's memory, while it is at work. The source hears of it ten times a second.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub arrived: Vec<ArrivedBlock>,
@@ -308,6 +328,7 @@ impl Progress {
             faults: None,
             missing_devices: Vec::new(),
             disks: Vec::new(),
+            compared_disks: None,
             arrived: Vec::new(),
             going_home: None,
             outcome: Outcome::Running,

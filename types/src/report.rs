@@ -208,7 +208,7 @@ pub struct Report {
     /// Empty for one of an earlier release, and at the destination.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub over_time: Vec<ProgressPoint>,
-    /// `Some(true)`: every page hashed equal on both sides. `None`: not asked for.
+    /// `Some(true)`: every page hashed equal on both sides, and each disk that moved is the one that the guest left. `None`: not asked for, or not known.
     pub verified: Option<bool>,
     /// The guest was left paused, as asked.
     pub paused: bool,

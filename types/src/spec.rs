@@ -162,7 +162,8 @@ pub struct MigrationSpec {
     pub bandwidth: Option<Bandwidth>,
     /// Leave the guest paused at the destination; it runs after an operator's `cont`.
     pub paused: bool,
-    /// Hash every page on both sides and compare. Costs about a second of one core per 5 GiB on each side.
+    /// Hash every page on both sides and compare, and what takes room on the disks that move. Costs about a second of one core per 5 GiB on each side, and
+    /// the disks are read once.
     pub verify: bool,
     /// The guest must be handed over within this time, else the migration is called off and the guest stays at
     /// the source. Unit: milliseconds; default 120,000; 0 for none.

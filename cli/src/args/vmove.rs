@@ -370,7 +370,7 @@ pub struct Migrate {
     /// Leave the guest paused at the destination
     #[arg(long)]
     pub paused: bool,
-    /// Hash every page on both sides and compare
+    /// Hash every page and every disk that moves on both sides and compare
     #[arg(long)]
     pub verify: bool,
     /// Hand the guest over within this time, or call the migration off; 0 for no limit [default: 120s]

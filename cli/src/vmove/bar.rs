@@ -116,6 +116,8 @@ impl Bar {
                 let (done, total): (u64, u64) = (sum(|disk| disk.bytes_done), sum(|disk| disk.bytes_total));
                 // Not kept: memory begins anew.
                 bar.set_position(Furthest::default().with(done, total));
+            } else if let Some(compared) = progress.compared_disks {
+                bar.set_position(Furthest::default().with(compared.bytes_done, compared.bytes_total));
             } else {
                 bar.set_position(self.furthest.with(progress.bytes_done, progress.bytes_total));
             }
@@ -208,6 +210,11 @@ fn parts(progress: &Progress) -> Vec<String> {
     }
     if progress.phase == Phase::Disks {
         parts.extend(progress.disks.iter().map(disk));
+        return parts;
+    }
+    if let Some(compared) = progress.compared_disks {
+        let (done, total) = (format_bytes(compared.bytes_done), format_bytes(compared.bytes_total));
+        parts.push(format!("comparing disks, {done} of {total}"));
         return parts;
     }
     if progress.bytes_total > 0 {

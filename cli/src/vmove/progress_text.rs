@@ -276,18 +276,49 @@ pub fn facts(r: &Report) -> Vec<(&'static str, String)> {
         let waited = r.resume_waited_ms.map(|ms| format!(", waited {} for its group", format_ms(ms)));
         rows.push(("resumed", format!("in {}{}{problem}", format_ms(resume), waited.unwrap_or_default())));
     }
-    if let Some(verified) = r.verified {
-        rows.push((
-            "verified",
-            if verified { "every page is equal on both sides" } else { "PAGES DIFFER" }.to_owned(),
-        ));
-    }
+    rows.extend(r.disks.iter().filter_map(compared).map(|told| ("compared", told)));
+    rows.extend(r.verified.map(|verified| ("verified", verified_text(r, verified))));
     if r.recoveries > 0 {
         rows.push(("recovered", format!("{} times from a lost peer or daemon", r.recoveries)));
     }
     rows.extend(r.began_at.iter().map(|at| ("began", format!("{} UTC", time(at)))));
     rows.push(("migration", r.id.clone()));
     rows
+}
+
+fn verified_text(r: &Report, verified: bool) -> String {
+    let disks = || r.disks.iter().filter_map(|disk| disk.verified.as_ref());
+    let text = match (verified, disks().any(|disk| disk.is_right() == Some(false))) {
+        (true, _) if disks().next().is_some() => {
+            "every page is equal on both sides, and what the guest left on its disks"
+        }
+        (true, _) => "every page is equal on both sides",
+        (false, true) => "DISKS DIFFER",
+        (false, false) => "PAGES DIFFER",
+    };
+    text.to_owned()
+}
+
+/// What `--verify` found of a disk.
+fn compared(disk: &DiskReport) -> Option<String> {
+    let found = disk.verified.as_ref()?;
+    let bytes = |chunks: u64| format_bytes(chunks.saturating_mul(found.chunk_bytes));
+    let read = format!(
+        "read {} here and {} there in {}",
+        format_bytes(found.source_read_bytes),
+        format_bytes(found.destination_read_bytes),
+        format_ms(found.took_ms)
+    );
+    let result = match (found.first_difference, &found.problem) {
+        (Some(first), _) => format!("{} DIFFER, from byte {first} on", bytes(found.differing_chunks)),
+        (None, Some(problem)) => return Some(format!("{}: NOT COMPARED: {problem}", disk.name)),
+        (None, None) => "nothing differs".to_owned(),
+    };
+    let (equal, written) = (bytes(found.equal_chunks), bytes(found.written_chunks));
+    Some(format!(
+        "{}: {result}; {equal} are equal, the guest has written to {written} since; {read}",
+        disk.name
+    ))
 }
 
 fn disk_text(disk: &DiskReport) -> String {

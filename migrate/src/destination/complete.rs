@@ -111,6 +111,8 @@ impl Complete {
             | ToDestination::FinalEnd
             | ToDestination::Hashes(_)
             | ToDestination::HashesEnd
+            | ToDestination::DiskHashes(_)
+            | ToDestination::DiskRead(_)
             | ToDestination::HostCpu(_) => {}
             ToDestination::Resume(SourceStand::Committed) => {
                 control.send(&ToSource::Resume(DestinationStand::Complete)).await?;

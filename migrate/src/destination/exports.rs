@@ -10,6 +10,7 @@ use vmove_qmp::QmpError;
 use vmove_types::disk_latency::DiskIo;
 use vmove_types::problem::chain;
 
+use super::disk_check::{is_wanted, note_writes};
 use super::error::DestinationError;
 use super::images;
 use super::session::Session;
@@ -42,11 +43,21 @@ impl Exports {
     }
 
     /// The copies are whole.
-    pub(super) fn end(&mut self, monitor: Arc<dyn ArrivingMonitor>) {
+    pub(super) fn end(&mut self, session: &Session, monitor: Arc<dyn ArrivingMonitor>) {
         if let Self::Open { images, writing_back } = self {
             let images = *images;
             writing_back.abort();
-            *self = Self::Ending(vmove_node::task::spawn(async move { monitor.end_exports(images).await }));
+            let record = session.journal.record();
+            // Before the guest runs here, and once nobody else writes.
+            let noted =
+                is_wanted(&record.prepare).then(|| (record.vm.clone(), images::paths(&record.prepare)));
+            *self = Self::Ending(vmove_node::task::spawn(async move {
+                monitor.end_exports(images).await?;
+                if let Some((vm, paths)) = noted {
+                    note_writes(&*monitor, vm.as_ref(), &paths).await;
+                }
+                Ok(())
+            }));
         }
     }
 

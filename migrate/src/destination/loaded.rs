@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::disk_check::DiskCheck;
 use super::error::DestinationError;
 use super::monitor::{Connecting, Monitor};
 use super::owner::{Guest, Owner};
@@ -72,11 +73,11 @@ impl Loaded {
             };
             let end = match decided {
                 Ok(Decision::Commit) => match session.advance(DestinationEvent::Commit) {
-                    Ok(()) => return Some((self.commit(), open)),
+                    Ok(()) => return Some((self.commit(session), open)),
                     // libvirt has the guest run here all the same: the line is owed.
                     Err(DestinationError::Journal { .. }) if session.files.of_libvirt => {
                         match session.advance_owing(DestinationEvent::Commit) {
-                            Ok(()) => return Some((self.commit(), open)),
+                            Ok(()) => return Some((self.commit(session), open)),
                             Err(error) => error.into(),
                         }
                     }
@@ -226,13 +227,14 @@ impl Loaded {
     }
 
     /// The source has given the guest up, and the journal says so.
-    fn commit(self) -> Owner {
+    fn commit(self, session: &Session) -> Owner {
         let Self { process, monitor, state_bytes, hashes } = self;
         let guest = match monitor {
             Reached::Yes(monitor) => Guest::Paused(monitor),
             Reached::NotYet(connecting) => Guest::PausedUnreached(connecting),
         };
-        Owner::new(process, guest, state_bytes, hashes)
+        let disk_check = DiskCheck::new(&session.journal.record().prepare);
+        Owner::new(process, guest, state_bytes, hashes, disk_check)
     }
 }
 

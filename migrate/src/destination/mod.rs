@@ -11,6 +11,7 @@ mod comparing;
 mod complete;
 mod device_state;
 mod devices;
+mod disk_check;
 mod disk_wires;
 mod error;
 mod exports;

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::block::Block;
 use super::complete::{Complete, finish, make_huge};
 use super::devices::{Given, Giving, Next, Others, Script};
+use super::disk_check::DiskCheck;
 use super::error::DestinationError;
 use super::exports::Flushing;
 use super::guest_memory::{GuestMemory, ReadElsewhere};
@@ -47,6 +48,8 @@ pub(super) struct Owner {
     giving: Giving,
     /// What came of its disks is on disk.
     flushing: Flushing,
+    /// Whether its disks are those that it left.
+    disk_check: DiskCheck,
     /// What is known of the other guests of its group.
     others: watch::Sender<Others>,
     /// Of a guest that came for a visit: what is said of that.
@@ -86,6 +89,7 @@ impl Owner {
         guest: Guest,
         state_bytes: u64,
         hashes: SourceHashes,
+        disk_check: DiskCheck,
     ) -> Self {
         let (giving, others) = (Giving::NotYet, watch::Sender::new(Others::Unknown));
         let flushing = Flushing::NotYet;
@@ -101,6 +105,7 @@ impl Owner {
             runs_since,
             giving,
             flushing,
+            disk_check,
             others,
             visit,
             visit_end,
@@ -145,11 +150,11 @@ impl Owner {
                     Waited::Source(control) => control,
                     Waited::QemuEnded(_) if self.ended_on_visit() => continue,
                     Waited::QemuEnded(error) => {
-                        session.give_up_owned(chain(&error));
+                        self.give_up(session, chain(&error));
                         return None;
                     }
                     Waited::Abandoned => {
-                        session.give_up_owned(chain(&DestinationError::Abandoned));
+                        self.give_up(session, chain(&DestinationError::Abandoned));
                         return None;
                     }
                     Waited::DaemonEnds => return None,
@@ -158,6 +163,7 @@ impl Owner {
             self.hear_of_others(Others::Awaited);
             let whole = self.until_whole(session, &mut open).await;
             self.hear_of_others(Others::Unknown);
+            self.disk_check.stop();
             let end = match whole {
                 Ok(figures) => return Some((self.complete(session, figures).await, open)),
                 Err(end) => end,
@@ -171,7 +177,7 @@ impl Owner {
                 continue;
             }
             open.tell_failure(&end).await;
-            session.give_up_owned(end.why());
+            self.give_up(session, end.why());
             return None;
         }
     }
@@ -200,6 +206,9 @@ impl Owner {
                 session.publisher.enter(Phase::Fetch);
             }
             self.see_to_devices(session).await?;
+            if self.figures.is_some() && self.disk_check.begin(session) {
+                control.send(&ToSource::HashDisks).await?;
+            }
             if let Some(figures) = self.whole_by_journal(session)? {
                 return Ok(figures);
             }
@@ -219,9 +228,15 @@ impl Owner {
                     }
                     Next::Done(given) => self.given(session, *given),
                 },
+                () = self.disk_check.ended() => {}
                 event = session.next(control) => self.event(event?, session, control).await?,
             }
         }
+    }
+
+    fn give_up(&mut self, session: &mut Session, why: String) {
+        self.disk_check.give_up(session);
+        session.give_up_owned(why);
     }
 
     /// Writes down that the visit has ended, and ends its session.
@@ -374,7 +389,8 @@ impl Owner {
             }
             ToDestination::Abort(_) => return Err(DestinationError::AbortTooLate(session.state()).into()),
             other => {
-                if let Some(other) = take_hashes(&mut self.hashes, other) {
+                let other = take_hashes(&mut self.hashes, other);
+                if let Some(other) = other.and_then(|other| self.disk_check.take(other, session)) {
                     return Err(session.out_of_order(other.name()));
                 }
             }
@@ -456,8 +472,10 @@ impl Owner {
     /// Writes down that every page is here. Not before that may the source hear so, which frees its memory then: a daemon started anew
     /// would wait for it. The guest does not wait.
     fn whole_by_journal(&mut self, session: &mut Session) -> Result<Option<message::Complete>, End> {
-        let due = self.giving.is_done() && self.tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN);
-        let Some(figures) = self.figures.clone().filter(|_| due) else { return Ok(None) };
+        let settled = self.giving.is_done() && self.disk_check.is_done();
+        let due = settled && self.tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN);
+        let Some(mut figures) = self.figures.clone().filter(|_| due) else { return Ok(None) };
+        figures.verified_disks = self.disk_check.found();
         self.tried = Some(Instant::now());
         let kept = Some(Box::new(figures.clone()));
         match session.advance_with(DestinationEvent::AllPages, |r| r.complete = kept) {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::disk_check::DiskCheck;
 use super::disk_wires::DiskWires;
 use super::error::{DestinationError, OpenError};
 use super::filling::nothing_is_known;
@@ -170,7 +171,8 @@ pub(crate) async fn adopt(
                 session.publisher.enter(Phase::Fetch);
                 // One that is on its way home is let run by the session that takes it there, here or at home.
                 let guest = if goes_home(&session) { Guest::Settled } else { Guest::Unknown(connecting) };
-                let owner = Owner::new(process, guest, state_bytes, hashes);
+                let disk_check = DiskCheck::new(&session.journal.record().prepare);
+                let owner = Owner::new(process, guest, state_bytes, hashes, disk_check);
                 phases::run_from_owner(&mut session, owner, None).await;
             } else {
                 session.publisher.enter(Phase::HandOver);

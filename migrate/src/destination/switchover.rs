@@ -154,7 +154,7 @@ impl Switchover {
         match session.common_event(event, control).await? {
             Some(Event::Message(ToDestination::Abort(why))) => return Err(End::Aborted(why)),
             Some(Event::Message(ToDestination::DisksWhole)) => {
-                self.qemu.exports.end(self.qemu.monitor.shared());
+                self.qemu.exports.end(session, self.qemu.monitor.shared());
             }
             Some(Event::Message(message)) => {
                 if let Some(other) = take_hashes(&mut self.hashes, message) {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+pub use super::disks::{ChunkHashes, Disk, DiskHashes, DiskRead, MovedDisk};
 use serde::{Deserialize, Serialize};
 use vmove_fabric::{FabricKind, RemoteRegion};
 use vmove_types::Backing;
@@ -11,6 +12,7 @@ use crate::taps::Tap;
 use vmove_node::peer::{SessionId, Token};
 use vmove_types::check::Blocker;
 use vmove_types::device::DeviceChoice;
+use vmove_types::disk::DiskVerified;
 use vmove_types::disk_latency::DiskIo;
 use vmove_types::go_home::GoHome;
 use vmove_types::progress::ArrivedBlock;
@@ -140,42 +142,6 @@ impl Prepare {
     pub fn guest_bytes(&self) -> u64 {
         self.blocks.iter().fold(0, |sum, block| sum.saturating_add(block.size))
     }
-}
-
-/// A disk image that both nodes must see.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Disk {
-    /// Block node.
-    pub node: String,
-    /// Path as QEMU opened it at the source.
-    pub path: String,
-    /// Length in bytes: the cheapest check that the file of the same name is the same file.
-    pub size: u64,
-    /// Read-only media need only exist.
-    pub read_only: bool,
-    /// `Some(false)`: on a file system that only the source's host sees; the message says which.
-    pub shared: Option<bool>,
-    /// File system at the source.
-    pub fs: String,
-}
-
-/// A disk that moves with its guest. Its place among the others is its number in connections and exports.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MovedDisk {
-    /// Its name at the source.
-    pub name: String,
-    /// Its image as the command line names it, with the placeholders.
-    pub image: String,
-    /// Format of the image: `raw` or `qcow2`.
-    pub format: String,
-    /// Size that the guest sees, in bytes.
-    pub size: u64,
-    /// Bytes that its image takes at the source, those of images below it included.
-    pub allocated: u64,
-    /// Cluster size in bytes; 0 where the format has none.
-    pub cluster: u64,
-    /// Where the operator wants it at the destination. The destination notes here where it is.
-    pub to: Option<String>,
 }
 
 /// The destination has room and waits for page connections; its QEMU is being started.
@@ -330,6 +296,10 @@ pub enum ToDestination {
     Hashes(Hashes),
     /// All hashes have been sent.
     HashesEnd,
+    /// For `--verify`, once [`ToSource::HashDisks`] has asked for it.
+    DiskHashes(DiskHashes),
+    /// The end of that for a disk.
+    DiskRead(DiskRead),
     /// The source has ended its QEMU and freed its memory. Its report, as JSON.
     Released(String),
     /// First message of a control connection that takes a session up again.
@@ -363,6 +333,8 @@ impl ToDestination {
             Self::Abort(_) => "Abort",
             Self::Hashes(_) => "Hashes",
             Self::HashesEnd => "HashesEnd",
+            Self::DiskHashes(_) => "DiskHashes",
+            Self::DiskRead(_) => "DiskRead",
             Self::Released(_) => "Released",
             Self::Resume(_) => "Resume",
             Self::HostCpu(_) => "HostCpu",
@@ -480,6 +452,9 @@ pub struct Complete {
     /// The guest's requests to the disks that moved since it runs here, by the disks' names.
     #[serde(default)]
     pub disk_io: Vec<(String, DiskIo)>,
+    /// Result of `--verify` for the disks that moved, by their names.
+    #[serde(default)]
+    pub verified_disks: Vec<(String, DiskVerified)>,
 }
 
 /// What came of a device at the destination.
@@ -554,6 +529,8 @@ pub enum ToSource {
     Running(Running),
     /// The guest has its devices, and a script waits for those of its group. Said again over each new connection.
     Attached,
+    /// For `--verify`: every page is there and the disks are flushed; the disks shall be hashed. Said again over each new connection.
+    HashDisks,
     /// Now and then.
     Progress(Counted),
     /// After [`Self::Progress`], for people who look at the source.
@@ -593,6 +570,7 @@ impl ToSource {
             Self::Loaded => "Loaded",
             Self::Running(_) => "Running",
             Self::Attached => "Attached",
+            Self::HashDisks => "HashDisks",
             Self::Progress(_) => "Progress",
             Self::Arrived(_) => "Arrived",
             Self::Complete(_) => "Complete",

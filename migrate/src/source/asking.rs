@@ -19,6 +19,7 @@ use super::page_service::{PageService, Terms, show_fabric};
 use super::session::Session;
 use super::warm::Warm;
 use crate::devices::way;
+use crate::disk_hash;
 use crate::node::Node;
 use crate::proto::message::{Accepted, BlockInfo, OwnedDevice, Prepare, ToDestination, ToSource};
 use crate::records::{FileId, LeftImage};
@@ -228,6 +229,8 @@ pub(super) fn left_of(blockers: &[Blocker]) -> Vec<Mode> {
 async fn look_at_disks(session: &Session, monitor: &dyn LeavingMonitor) -> Result<Choice, Stop> {
     if !session.spec().disks.is_empty() {
         monitor.give_up_copies(GIVE_UP_TIMEOUT).await.map_err(SourceError::Monitor)?;
+        let left = monitor.end_comparison(&disk_hash::socket(session.vm()), false).await;
+        left.map_err(SourceError::Monitor)?;
     }
     let disks = monitor.disks().await.map_err(SourceError::Monitor)?;
     Ok(disk_choice::choose(session.vm(), session.spec(), disks).map_err(SourceError::from)?)

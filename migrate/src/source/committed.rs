@@ -10,6 +10,7 @@ use super::by_libvirt;
 use super::control::Control;
 use super::conversation::{Heard, Serving, Until};
 use super::devices::bring_back;
+use super::disk_hashes::{DiskHashing, Turn};
 use super::error::{SourceError, Stop};
 use super::final_pages::FinalPages;
 use super::memory::SourceMemory;
@@ -19,18 +20,20 @@ use super::session::Session;
 use super::stopped_qemu::Kept;
 use super::visits;
 use crate::devices::told;
+use crate::disk_hash::CHUNK;
 use crate::frames::Copies;
 use crate::group::resuming::ResumePlace;
 use crate::history::ENDED_BY_OPERATOR;
 use crate::kept_memory::{is_kept, let_memory_go};
 use crate::ownership::SourceEvent;
 use crate::proto::message::{Complete, DestinationStand, Running, SourceStand, ToDestination, ToSource};
+use crate::records::LeftImage;
 use crate::vmm::Leaving;
 use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::{HelloError, LinkError};
 use vmove_types::go_home::GoHome;
 use vmove_types::problem::chain;
-use vmove_types::progress::{GuestPlace, Outcome, Phase};
+use vmove_types::progress::{ComparedDisks, GuestPlace, Outcome, Phase};
 use vmove_types::spec::Visit;
 
 /// For the destination's answer to `Resume`.
@@ -52,6 +55,15 @@ pub(super) struct Committed {
     pub runs_there: bool,
     /// It waits, over this connection, for the word that those have their devices that the guest moves with.
     pub awaits_others: bool,
+    /// Its disks are being hashed, over this connection.
+    pub disk_hashes: DiskHashes,
+}
+
+/// Hashes of disks for `--verify`.
+#[derive(Debug, Default)]
+pub(super) struct DiskHashes {
+    turn: Turn,
+    under_way: Option<DiskHashing>,
 }
 
 /// How a conversation ended without the destination being whole.
@@ -89,8 +101,14 @@ type Whole = (Box<Complete>, Control);
 
 impl Committed {
     /// Of a session that had committed before this daemon was started anew, or that had stopped trying.
-    pub(super) const fn journaled() -> Self {
-        Self { kept: Kept::Journaled, serving: None, runs_there: false, awaits_others: false }
+    pub(super) fn journaled() -> Self {
+        Self {
+            kept: Kept::Journaled,
+            serving: None,
+            runs_there: false,
+            awaits_others: false,
+            disk_hashes: DiskHashes::default(),
+        }
     }
 
     /// Stays until the destination is whole, over as many connections as it takes. `control`: the one over which it is told first.
@@ -228,6 +246,7 @@ impl Committed {
     async fn take_up(&mut self, session: &mut Session, control: &mut Control) -> Result<Box<Complete>, Why> {
         // It says so again.
         self.awaits_others = false;
+        self.disk_hashes.under_way = None;
         control.send(&ToDestination::Resume(SourceStand::Committed)).await?;
         let answer = timeout(ANSWER_TIMEOUT, self.answer(session, control)).await;
         let no_answer =
@@ -276,8 +295,9 @@ impl Committed {
                 None => Serving::Nothing,
             };
             let others = others_have_devices(session.resume.clone(), self.awaits_others);
-            match session.next_until(control, serving, others).await? {
-                Until::Over(()) => {
+            let tell = told_next(others, &mut self.disk_hashes.under_way);
+            match session.next_until(control, serving, tell).await? {
+                Until::Over(Told::OthersHaveDevices) => {
                     control.send(&ToDestination::AllAttached).await?;
                     self.awaits_others = false;
                 }
@@ -287,6 +307,11 @@ impl Committed {
                 Until::Heard(Heard::Message(ToSource::ByDemand)) => {
                     self.serve_by_demand(session, control).await?;
                 }
+                Until::Over(Told::OfDisks(Some(message))) => {
+                    note_compared(session, &message);
+                    control.send(&message).await?;
+                }
+                Until::Over(Told::OfDisks(None)) => self.disk_hashes.under_way = None,
                 Until::Heard(heard) => {
                     if let Some(Answer::Whole(figures)) = self.heard(session, heard)? {
                         return Ok(figures);
@@ -304,6 +329,7 @@ impl Committed {
                 session.has_devices();
                 self.awaits_others = true;
             }
+            ToSource::HashDisks if session.spec().verify => self.hash_disks(session),
             ToSource::Complete(figures) => return Ok(Some(Answer::Whole(figures))),
             ToSource::Resume(DestinationStand::Gone) => return Err(Why::GivenBack),
             ToSource::Resume(stand) => return Ok(Some(Answer::Stand(stand))),
@@ -343,6 +369,15 @@ impl Committed {
         pages.open(session, control).await?;
         last.name(pages);
         Ok(())
+    }
+
+    /// Begins to hash the disks: nothing but that is left to be done, and no page waits behind it.
+    fn hash_disks(&mut self, session: &Session) {
+        let disks = session.journal.record().disks.iter();
+        let size = |disk: &LeftImage| session.report.disks.iter().find(|known| known.name == disk.name);
+        let bytes_total = disks.filter_map(size).map(|disk| disk.size_bytes).sum();
+        session.publisher.update(|p| p.compared_disks = Some(ComparedDisks { bytes_total, bytes_done: 0 }));
+        self.disk_hashes.under_way = Some(DiskHashing::begin(session, &self.disk_hashes.turn));
     }
 
     fn guest_runs_there(&mut self, session: &mut Session, running: Running) {
@@ -421,6 +456,39 @@ async fn others_have_devices(place: Option<Arc<ResumePlace>>, asked: bool) {
         _ if !asked => std::future::pending().await,
         Some(place) => place.all_have_devices().await,
         None => {}
+    }
+}
+
+/// What the destination is to be told next.
+enum Told {
+    OthersHaveDevices,
+    /// Nothing: all was told.
+    OfDisks(Option<ToDestination>),
+}
+
+/// Waits for that. Cancel-safe.
+async fn told_next(others: impl Future<Output = ()>, disks: &mut Option<DiskHashing>) -> Told {
+    let of_disks = async {
+        match disks {
+            Some(hashing) => {
+                // They may come without a pause: what the destination says is heard in between.
+                tokio::task::yield_now().await;
+                hashing.next().await
+            }
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = others => Told::OthersHaveDevices,
+        message = of_disks => Told::OfDisks(message),
+    }
+}
+
+fn note_compared(session: &Session, message: &ToDestination) {
+    if let ToDestination::DiskHashes(told) = message {
+        let bytes = told.hashes.count().saturating_mul(CHUNK);
+        session.publisher.update(|p| p.compared_disks.iter_mut().for_each(|all| all.add(bytes)));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
-use vmove_types::disk::{DiskReport, SourceDisks};
+use vmove_types::disk::{DiskReport, DiskVerified, SourceDisks};
 
 use super::session::Session;
 use crate::destination::images::Folder;
@@ -13,11 +13,19 @@ use crate::records::LeftImage;
 /// wait for it. Done again after a restart, this finds what is left to do.
 pub(super) fn put_aside(session: &mut Session) {
     let record = session.journal.record();
-    let (id, what) = (record.id.to_string(), record.spec.source_disks);
+    let (id, what, verify) = (record.id.to_string(), record.spec.source_disks, record.spec.verify);
     for image in record.disks.clone() {
+        let known = session.report.disks.iter().find(|disk| disk.name == image.name);
+        let doubted = verify && !known.is_some_and(is_right);
         // One that was made for this VM alone would be left for ever, over images that may not be served any more.
         let own = session.vm().overlays.contains(&image.path);
-        let done = see_to(&image, if own { SourceDisks::Delete } else { what }, &id);
+        let what = match (doubted, own) {
+            // It may be the only sound one.
+            (true, _) => SourceDisks::Keep,
+            (false, true) => SourceDisks::Delete,
+            (false, false) => what,
+        };
+        let done = see_to(&image, what, &id);
         if let Err(error) = &done {
             tracing::warn!(path = %image.path.display(), %error, "the image of a disk that has moved stays as it is");
         }
@@ -26,6 +34,11 @@ pub(super) fn put_aside(session: &mut Session) {
             note(disk, &image.path, done);
         }
     }
+}
+
+/// Whether `--verify` has found that the destination has the same.
+fn is_right(disk: &DiskReport) -> bool {
+    disk.verified.as_ref().and_then(DiskVerified::is_right) == Some(true)
 }
 
 fn note(disk: &mut DiskReport, path: &Path, done: std::io::Result<Option<PathBuf>>) {

@@ -20,6 +20,7 @@ mod detach;
 mod devices;
 pub(crate) mod disk_choice;
 pub(crate) mod disk_copies;
+mod disk_hashes;
 pub(crate) mod disks_aside;
 mod error;
 mod exposure;

@@ -12,12 +12,15 @@ use super::frames;
 use super::session::Session;
 use super::stopped_qemu::Kept;
 use super::visits::{guest_runs_there, let_qemu_go};
+use crate::disk_hash::tell_verified;
 use crate::disk_io::tell_after;
 use crate::kept_memory::{is_kept, let_memory_go, remove_names_in_vain};
 use crate::ownership::SourceEvent;
 use crate::proto::message::{Complete, ToDestination};
+use vmove_types::disk::DiskVerified;
 use vmove_types::problem::chain;
 use vmove_types::progress::{GuestPlace, Outcome, Phase};
+use vmove_types::report::Report;
 
 /// QEMU gives its memory back to the kernel: about 0.1 s per GiB with 4 KiB pages.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -59,10 +62,7 @@ pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, co
     session.write_owed().await;
     session.remember_what_was_measured();
     session.node.visits.forget(session.journal.record().id);
-    let differing = session.report.verified == Some(false);
-    if differing {
-        let error =
-            "Verification failed: pages at the destination differ from the source's; do not trust this guest";
+    if let Some(error) = difference(&session.report, figures) {
         return session.end_badly(error, GuestPlace::Destination);
     }
     session.publisher.finish(Outcome::Done { report: Box::new(session.report) });
@@ -78,21 +78,53 @@ fn add_to_report(session: &mut Session, figures: &Complete) {
         session.report.disks = copies.reports();
     }
     tell_after(&mut session.report.disks, &figures.disk_io);
+    tell_verified(&mut session.report.disks, &figures.verified_disks);
     let report = &mut session.report;
     if report.pages_zero == 0 {
         report.pages_zero = figures.pages_zero;
     }
-    report.verified = match (verify, figures.differing_pages) {
-        (false, _) => None,
-        // A destination that was started anew has no hashes of what it had mapped before.
-        (true, differing) => differing.map(|pages| pages == 0),
-    };
+    // A destination that was started anew has no hashes of what it had mapped before.
+    let pages = figures.differing_pages.map(|pages| pages == 0);
+    let disks = figures.verified_disks.iter().map(|(_, disk)| disk.is_right());
+    report.verified = if verify { all_right(disks.chain([pages])) } else { None };
     let rounds = report.rounds.len();
     if rounds > 0 {
         let gib = (report.pages_total * report.page_size) as f64 / f64::from(1 << 30);
         let scans: f64 = report.rounds.iter().map(|r| r.scan_us).sum();
         report.scan_us_per_gib = scans / rounds as f64 / gib;
     }
+}
+
+/// Whether all is known to be right; `None` if nothing is known to be wrong, and not all is known.
+fn all_right(mut parts: impl Iterator<Item = Option<bool>>) -> Option<bool> {
+    parts
+        .try_fold(Some(true), |so_far, part| match part {
+            Some(false) => Err(()),
+            Some(true) => Ok(so_far),
+            None => Ok(None),
+        })
+        .unwrap_or(Some(false))
+}
+
+/// What differs at the destination, in words.
+fn difference(report: &Report, figures: &Complete) -> Option<String> {
+    let pages = figures.differing_pages.filter(|pages| *pages > 0);
+    let pages = pages.map(|pages| format!("{pages} pages of its memory"));
+    let disk = |(name, disk): &(String, DiskVerified)| {
+        let first = disk.first_difference?;
+        let kept = report.disks.iter().find(|known| known.name == *name);
+        let kept = kept.and_then(|known| known.left_at.as_deref());
+        let kept = kept.map(|path| format!(", and its image as the guest left it is {path}"));
+        let (chunks, kib) = (disk.differing_chunks, disk.chunk_bytes >> 10);
+        let kept = kept.unwrap_or_default();
+        let chunks = if chunks == 1 { "1 chunk".to_owned() } else { format!("{chunks} chunks") };
+        Some(format!("{chunks} of {kib} KiB of disk {name}, the first at byte {first}{kept}"))
+    };
+    let all: Vec<String> = pages.into_iter().chain(figures.verified_disks.iter().filter_map(disk)).collect();
+    (!all.is_empty()).then(|| {
+        let all = all.join("; ");
+        format!("Verification failed: the guest at the destination differs from the source's in {all}. Do not trust this guest")
+    })
 }
 
 async fn release(session: &mut Session, kept: Kept) -> Result<(), ReleaseError> {

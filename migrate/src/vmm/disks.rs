@@ -143,6 +143,55 @@ pub trait MovesDisks: Send + Sync + fmt::Debug {
     }
 }
 
+/// Disks that have moved are compared, on either side. `vm_dir` is QEMU's working folder, `socket` where it lets them be read.
+#[async_trait]
+pub trait ComparesDisks: Send + Sync + fmt::Debug {
+    /// At the destination, before the guest runs: notes what it writes to its disks on these images.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    async fn note_writes(&self, _vm_dir: &Path, _images: &[PathBuf]) -> Result<(), QmpError> {
+        Err(moves_none("block-dirty-bitmap-add"))
+    }
+
+    /// At the source: lets images be read as the guest has left them.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    async fn export_left(&self, _socket: &Path, _vm_dir: &Path, _images: &[PathBuf]) -> Result<(), QmpError> {
+        Err(moves_none("block-export-add"))
+    }
+
+    /// At the destination: lets the guest's disks be read while it works on them.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    async fn export_present(
+        &self,
+        _socket: &Path,
+        _vm_dir: &Path,
+        _images: &[PathBuf],
+    ) -> Result<(), QmpError> {
+        Err(moves_none("block-export-add"))
+    }
+
+    /// At the destination: lets it be read, beside the disks, what was noted of the guest's writes by now.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    async fn export_writes(&self, _vm_dir: &Path, _images: &[PathBuf]) -> Result<(), QmpError> {
+        Err(moves_none("block-export-add"))
+    }
+
+    /// Takes away what a comparison has left in QEMU, wherever it stands.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    async fn end_comparison(&self, _socket: &Path, _keep_noting: bool) -> Result<(), QmpError> {
+        Ok(())
+    }
+}
+
 /// The destination's side.
 #[async_trait]
 pub trait TakesDisks: Send + Sync + fmt::Debug {

@@ -26,8 +26,8 @@ use vmove_types::time::Mono;
 use vmove_types::vm::Running;
 
 use super::{
-    ArrivingMonitor, CopiesDisks, DeviceMonitor, Halt, InGuestError, Leaving, LeavingMonitor, MovesDisks,
-    NotReady, QemuHandle, Ran, TakesDisks,
+    ArrivingMonitor, ComparesDisks, CopiesDisks, DeviceMonitor, Halt, InGuestError, Leaving, LeavingMonitor,
+    MovesDisks, NotReady, QemuHandle, Ran, TakesDisks,
 };
 
 /// What the source sends in the place of the device state: libvirt may begin its migration.
@@ -156,6 +156,8 @@ impl Arriving {
 
 impl TakesDisks for Arriving {}
 
+impl ComparesDisks for Arriving {}
+
 #[async_trait]
 impl ArrivingMonitor for Arriving {
     /// Has libvirt go on as soon as the source says so. libvirt loads the state.
@@ -227,6 +229,8 @@ impl DeviceMonitor for LeavingDomain {
 
 /// libvirt copies disks (`--copy-storage-all`).
 impl CopiesDisks for LeavingDomain {}
+
+impl ComparesDisks for LeavingDomain {}
 
 impl MovesDisks for LeavingDomain {}
 

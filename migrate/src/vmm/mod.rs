@@ -32,7 +32,7 @@ use vmove_types::vm::Running;
 
 pub use crate::kept_memory::is_kept;
 pub use crate::taps::{Tap, TapsError};
-pub use disks::{CopiesDisks, MovesDisks, TakesDisks};
+pub use disks::{ComparesDisks, CopiesDisks, MovesDisks, TakesDisks};
 pub use qemu::Qemu;
 pub use stand_in::TakeHomeError;
 pub use vmove_node::guest_devices::{DeviceMonitor, InGuestError, Ran};
@@ -219,7 +219,7 @@ pub trait QemuHandle: Send + Sync + fmt::Debug {
 
 /// The monitor of a QEMU whose guest is to leave.
 #[async_trait]
-pub trait LeavingMonitor: DeviceMonitor + CopiesDisks + MovesDisks {
+pub trait LeavingMonitor: DeviceMonitor + CopiesDisks + ComparesDisks + MovesDisks {
     /// What QEMU and guest are made of.
     ///
     /// # Errors
@@ -375,7 +375,7 @@ pub trait WriteTracker: Send + Sync + fmt::Debug {
 
 /// The monitor of a QEMU that takes a guest.
 #[async_trait]
-pub trait ArrivingMonitor: TakesDisks {
+pub trait ArrivingMonitor: TakesDisks + ComparesDisks {
     /// Gives QEMU the device state that comes by `from`, and waits until it has loaded it. How many bytes that were.
     ///
     /// # Errors

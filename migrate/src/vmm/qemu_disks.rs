@@ -11,7 +11,7 @@ use vmove_qmp::disks::{
 use vmove_qmp::{Client, QmpError};
 use vmove_types::disk_latency::DiskIo;
 
-use super::disks::{CopiesDisks, MovesDisks, TakesDisks};
+use super::disks::{ComparesDisks, CopiesDisks, MovesDisks, TakesDisks};
 use super::qemu::Monitor;
 
 /// QEMU 10 is told shortly before the guest stops. Older ones must be told at the beginning.
@@ -91,6 +91,29 @@ impl MovesDisks for Monitor {
 
     async fn undo_move(&self, id: &str, deadline: Duration) -> Result<(), QmpError> {
         disks::undo_move(self.client(), id, deadline).await
+    }
+}
+
+#[async_trait]
+impl ComparesDisks for Monitor {
+    async fn note_writes(&self, vm_dir: &Path, images: &[PathBuf]) -> Result<(), QmpError> {
+        disks::note_writes(self.client(), vm_dir, images).await
+    }
+
+    async fn export_left(&self, socket: &Path, vm_dir: &Path, images: &[PathBuf]) -> Result<(), QmpError> {
+        disks::export_left(self.client(), socket, vm_dir, images).await
+    }
+
+    async fn export_present(&self, socket: &Path, vm_dir: &Path, images: &[PathBuf]) -> Result<(), QmpError> {
+        disks::export_present(self.client(), socket, vm_dir, images).await
+    }
+
+    async fn export_writes(&self, vm_dir: &Path, images: &[PathBuf]) -> Result<(), QmpError> {
+        disks::export_writes(self.client(), vm_dir, images).await
+    }
+
+    async fn end_comparison(&self, socket: &Path, keep_noting: bool) -> Result<(), QmpError> {
+        disks::end_comparison(self.client(), socket, keep_noting).await
     }
 }
 

@@ -5,6 +5,8 @@
 //! guest - disk - mirror - NBD client === socket … socket === NBD server - image      QEMU with -incoming
 //! ```
 //!
+//! Once the guest has moved, both images can be compared ([`compared`]).
+//!
 //! A disk can also get another image on its own host ([`begin_move`]).
 //!
 //! A copy is *in step* when the target holds all but what the guest is writing. It is ended by [`finish`] once the guest stands still: then
@@ -12,6 +14,7 @@
 
 use std::time::Duration;
 
+mod compare;
 mod copy;
 mod counters;
 mod export;
@@ -19,6 +22,10 @@ mod fact;
 mod mirror;
 mod relocate;
 
+pub use compare::{
+    PIECE, compared, end_comparison, export_left, export_present, export_writes, note_writes, writes_context,
+    writes_of,
+};
 pub use copy::{CopyError, CopyOrder, CopyState, begin, finish, give_up, hold_in_step, set_speed, states};
 pub use counters::{DiskCounters, begin_histograms, counters, end_histograms};
 pub use export::{ExportOrder, end_exports, export, flush};

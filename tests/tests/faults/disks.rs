@@ -212,3 +212,64 @@ fn a_daemon_killed_at_the_hand_over_leaves_one_disk() {
     assert!(there.is_file() && !here.exists(), "the source's image keeps its name: {:?}", moved.files());
     assert_eq!(moved.scene.b.vms().expect("VMs"), [NAME]);
 }
+
+/// Waits until the disks of a guest that has moved are being compared.
+fn are_compared(moved: &Moved, id: &str) -> Result<()> {
+    let deadline = Instant::now() + STEP_TIMEOUT;
+    loop {
+        let (_, status) =
+            moved.scene.a.rest("GET", &format!("/v1/migrations/{id}"), &serde_json::Value::Null)?;
+        if status["compared_disks"]["bytes_done"].as_u64().is_some_and(|done| done > 0) {
+            return Ok(());
+        }
+        ensure!(status["outcome"]["state"] == "running" && Instant::now() < deadline, "{status}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_daemon_killed_while_disks_are_compared_loses_no_guest_and_leaves_nothing() {
+    need!(ready());
+    need!(qemu_img());
+    for kills_source in [true, false] {
+        let mut moved = Moved::start("qcow2", "").expect("a guest");
+        moved.works().expect("it works on its disk");
+        let id = start(&moved, &["--verify", "--mode", "hybrid", "--bandwidth", SLOW]).expect("it begins");
+        are_compared(&moved, &id).expect("disks are compared");
+        let killed = if kills_source { &mut moved.scene.a } else { &mut moved.scene.b };
+        killed.crash();
+        killed.run().expect("it starts again");
+        let end = moved.scene.end(&id).expect("an end");
+        assert_eq!(end.code, 0, "{} {}", end.answer, end.said);
+        // It is compared anew; hashes of memory went with the destination's daemon.
+        let found = &end.answer["disks"][0]["verified"];
+        assert_eq!(
+            (&found["problem"], &found["differing_chunks"]),
+            (&serde_json::Value::Null, &0.into()),
+            "{found}"
+        );
+        assert!(found["equal_chunks"].as_u64().is_some_and(|equal| equal > 0), "{found}");
+        moved.works().expect("it works on its disk there");
+        moved.nothing_left().expect("nothing is left of the comparison");
+    }
+}
+
+#[test]
+fn a_guest_that_ends_while_its_disks_are_compared_ends_as_any() {
+    need!(ready());
+    need!(qemu_img());
+    let moved = Moved::start("raw", "").expect("a guest");
+    moved.works().expect("it works on its disk");
+    let options = ["--verify", "--mode", "hybrid", "--bandwidth", SLOW, "--source-disks", "delete"];
+    let id = start(&moved, &options).expect("it begins");
+    are_compared(&moved, &id).expect("disks are compared");
+    let qemu = qemu_in(moved.scene.b.folder()).expect("a QEMU");
+    kill(Pid::from_raw(qemu), Signal::SIGKILL).expect("it is killed");
+    let end = moved.scene.end(&id).expect("an end");
+    let found = &end.answer["disks"][0]["verified"]["problem"];
+    assert!(found.as_str().is_some_and(|why| why.contains("at the destination")), "{}", end.answer);
+    assert_eq!((end.code, &end.answer["verified"]), (0, &serde_json::Value::Null), "{}", end.answer);
+    // What is not known to be right is not deleted.
+    let kept = end.answer["disks"][0]["left_at"].as_str().unwrap_or_default();
+    assert!(std::path::Path::new(kept).is_file(), "{}", end.answer);
+}

@@ -35,5 +35,6 @@ mod terminal;
 mod traces;
 mod turned_visits;
 mod tutorial;
+mod verified_disks;
 mod visits;
 mod watching;

@@ -328,10 +328,11 @@ fn between(progress: &Progress) -> String {
     format!("{} {arrow} {}", progress.vm, progress.peer)
 }
 
-/// Bytes that are there, and in all: of disks while these are copied.
+/// Bytes that are there, and in all: of disks while these are copied or compared.
 fn amounts(progress: &Progress) -> (u64, u64) {
     if progress.phase != Phase::Disks {
-        return (progress.bytes_done, progress.bytes_total);
+        let of_memory = (progress.bytes_done, progress.bytes_total);
+        return progress.compared_disks.map_or(of_memory, |all| (all.bytes_done, all.bytes_total));
     }
     let sum = |of: fn(&DiskProgress) -> u64| progress.disks.iter().map(of).sum();
     (sum(|disk| disk.bytes_done), sum(|disk| disk.bytes_total))
