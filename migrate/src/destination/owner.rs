@@ -15,6 +15,7 @@ use super::guest_memory::{GuestMemory, ReadElsewhere};
 use super::monitor::{Connecting, Monitor, Resumed, Resuming, Wish};
 use super::page_messages::take_hashes;
 use super::session::{Control, End, Event, Session, Waited, qemu_lives};
+use super::streams::Streaming;
 use super::verify::SourceHashes;
 use super::vm_files::remove_ended;
 use crate::devices::{missing, told};
@@ -44,6 +45,8 @@ pub(super) struct Owner {
     runs_since: Option<Mono>,
     /// Devices of this node that it is to have.
     giving: Giving,
+    /// Disks that follow it.
+    streaming: Streaming,
     /// What came of its disks is on disk.
     flushing: Flushing,
     /// What is known of the other guests of its group.
@@ -85,7 +88,7 @@ impl Owner {
         hashes: SourceHashes,
     ) -> Self {
         let (giving, others) = (Giving::NotYet, watch::Sender::new(Others::Unknown));
-        let flushing = Flushing::NotYet;
+        let (streaming, flushing) = (Streaming::NotYet, Flushing::NotYet);
         let (figures, tried, runs_since) = (None, None, None);
         let (visit, visit_end) = (None, None);
         Self {
@@ -97,6 +100,7 @@ impl Owner {
             tried,
             runs_since,
             giving,
+            streaming,
             flushing,
             others,
             visit,
@@ -121,7 +125,8 @@ impl Owner {
         } else if record.stays {
             self.visit_end = Some(VisitEnd::Stayed);
         }
-        if let Some(home) = record.prepare.home {
+        session.after.open();
+        if let Some(home) = session.journal.record().prepare.home {
             // The session of its visit, which is here, too, keeps nothing for it any more.
             session.node.visits.tell(home.visit, VisitStand::WentHome);
         }
@@ -193,11 +198,11 @@ impl Owner {
         let mut is_told = false;
         loop {
             self.begin_to_run(session)?;
-            if !matches!(self.guest, Guest::Resuming(_)) {
+            if !matches!(self.guest, Guest::Resuming(_)) && self.figures.is_none() {
                 session.publisher.enter(Phase::Fetch);
             }
             self.see_to_devices(session).await?;
-            if let Some(figures) = self.whole_by_journal(session)? {
+            if let Some(figures) = self.whole_by_journal(session).await? {
                 return Ok(figures);
             }
             session.start_readers()?;
@@ -228,7 +233,7 @@ impl Owner {
     /// Writes down that the visit has ended, and ends its session.
     async fn end_without_home(&mut self, session: &mut Session) {
         loop {
-            match self.whole_by_journal(session) {
+            match self.whole_by_journal(session).await {
                 Ok(Some(_)) => return finish(session),
                 Ok(None) => tokio::time::sleep(TRY_AGAIN).await,
                 Err(end) => return session.give_up_owned(end.why()),
@@ -435,7 +440,7 @@ impl Owner {
         if unsettled || unverified || memory.left() > 0 {
             return Ok(None);
         }
-        if !self.flushing.is_done(session).await? {
+        if !session.journal.record().prepare.spec.disks_after && !self.flushing.is_done(session).await? {
             return Ok(None);
         }
         let differing_pages = self.differing_pages(session).await;
@@ -485,8 +490,10 @@ impl Owner {
 
     /// Writes down that every page is here. Not before that may the source hear so, which frees its memory then: a daemon started anew
     /// would wait for it. The guest does not wait.
-    fn whole_by_journal(&mut self, session: &mut Session) -> Result<Option<message::Complete>, End> {
-        let due = self.giving.is_done() && self.tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN);
+    async fn whole_by_journal(&mut self, session: &mut Session) -> Result<Option<message::Complete>, End> {
+        let due = self.disks_are_here(session).await?
+            && self.giving.is_done()
+            && self.tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN);
         let Some(figures) = self.figures.clone().filter(|_| due) else { return Ok(None) };
         self.tried = Some(Instant::now());
         let kept = Some(Box::new(figures.clone()));
@@ -504,9 +511,27 @@ impl Owner {
         }
     }
 
-    /// Our QEMU, as long as pages are missing. Afterwards it is a VM like any other, which may end.
+    /// Whether no disk follows any more: they come once the memory is here, and then to the storage.
+    async fn disks_are_here(&mut self, session: &Session) -> Result<bool, End> {
+        let prepare = &session.journal.record().prepare;
+        let Some(figures) = self.figures.as_mut().filter(|_| prepare.spec.disks_after) else {
+            return Ok(self.figures.is_some());
+        };
+        if !self.streaming.is_done(session) {
+            session.publisher.enter(Phase::DisksAfter);
+            return Ok(false);
+        }
+        if !self.flushing.is_done(session).await? {
+            return Ok(false);
+        }
+        figures.disk_io = self.flushing.disk_io(prepare);
+        Ok(true)
+    }
+
+    /// Our QEMU, as long as pages or disks are missing. Afterwards it is a VM like any other, which may end.
     fn needed(&self) -> Option<&dyn QemuHandle> {
-        if self.figures.is_none() && !self.is_away() { Some(&*self.process) } else { None }
+        let is_whole = self.figures.is_some() && !matches!(self.streaming, Streaming::UnderWay(_));
+        if is_whole || self.is_away() { None } else { Some(&*self.process) }
     }
 
     /// Every page is here.

@@ -8,6 +8,7 @@ use super::page_service::PageService;
 use super::session::Session;
 use crate::proto::message::{Counted, ToDestination, ToSource};
 use vmove_node::peer::codec::CodecError;
+use vmove_types::progress::Phase;
 
 /// What of the guest's memory the destination reads meanwhile.
 #[derive(Debug)]
@@ -121,7 +122,15 @@ impl Session {
                 }
             }
             ToSource::Arrived(arrived) => {
-                self.publisher.update(|p| (p.arrived, p.faults) = (arrived.blocks, arrived.faults));
+                if !arrived.disks.is_empty() {
+                    self.publisher.enter(Phase::DisksAfter);
+                }
+                self.publisher.update(|p| {
+                    (p.arrived, p.faults) = (arrived.blocks, arrived.faults);
+                    if !arrived.disks.is_empty() {
+                        p.disks = arrived.disks;
+                    }
+                });
             }
             ToSource::Pong { token, now } => {
                 if self.clock.answered(token, now) {

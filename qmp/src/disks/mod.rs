@@ -18,6 +18,7 @@ mod export;
 mod fact;
 mod mirror;
 mod relocate;
+mod stream;
 
 pub use copy::{CopyError, CopyOrder, CopyState, begin, finish, give_up, hold_in_step, set_speed, states};
 pub use counters::{DiskCounters, begin_histograms, counters, end_histograms};
@@ -28,6 +29,7 @@ pub use relocate::{
     MoveOrder, MoveState, OldImage, begin_move, close_old, has_moved, hold_move_in_step, move_state, switch,
     undo_move,
 };
+pub use stream::{StreamState, stream};
 
 /// QEMU answers within milliseconds, unless a server that it connects to does not.
 const TIMEOUT: Duration = Duration::from_secs(20);

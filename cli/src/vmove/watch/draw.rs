@@ -330,7 +330,7 @@ fn between(progress: &Progress) -> String {
 
 /// Bytes that are there, and in all: of disks while these are copied.
 fn amounts(progress: &Progress) -> (u64, u64) {
-    if progress.phase != Phase::Disks {
+    if !matches!(progress.phase, Phase::Disks | Phase::DisksAfter) {
         return (progress.bytes_done, progress.bytes_total);
     }
     let sum = |of: fn(&DiskProgress) -> u64| progress.disks.iter().map(of).sum();
