@@ -93,6 +93,9 @@ pub struct SourceRecord {
     /// Of these, those that follow it: the destination reads them when it is given up.
     #[serde(default)]
     pub after: Vec<ServedDisk>,
+    /// The guest's memory is at the destination, and disks follow: nothing of QEMU here is needed any more.
+    #[serde(default)]
+    pub memory_is_there: bool,
     /// The visit that the guest comes back from.
     #[serde(default)]
     pub home: Option<Home>,

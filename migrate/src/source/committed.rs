@@ -246,7 +246,7 @@ impl Committed {
             // Or will at once.
             visits::guest_runs_there(session);
         }
-        if stand != DestinationStand::Complete {
+        if stand != DestinationStand::Complete && !session.journal.record().memory_is_there {
             let (pages, last) = match &mut self.serving {
                 Some(serving) => serving,
                 None => self.serving.insert(open_again(session).await.map_err(Why::ForGood)?),

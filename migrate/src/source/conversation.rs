@@ -124,6 +124,7 @@ impl Session {
             ToSource::Arrived(arrived) => {
                 if !arrived.disks.is_empty() {
                     self.publisher.enter(Phase::DisksAfter);
+                    self.memory_is_there();
                 }
                 self.publisher.update(|p| {
                     (p.arrived, p.faults) = (arrived.blocks, arrived.faults);
@@ -169,6 +170,14 @@ impl Session {
                 last.name(pages);
                 Ok(None)
             }
+        }
+    }
+
+    /// Disks follow, which they do when every page is there. Written down for a life of the daemon after this one: QEMU here may be gone by then, and
+    /// with it the guest's memory.
+    fn memory_is_there(&mut self) {
+        if !self.journal.record().memory_is_there {
+            self.write_owing(|r| r.memory_is_there = true);
         }
     }
 

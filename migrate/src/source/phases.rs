@@ -153,6 +153,7 @@ pub(crate) async fn begin(begun: Begun) {
         missing: Vec::new(),
         disks: Vec::new(),
         after: Vec::new(),
+        memory_is_there: false,
         home,
         report: report.clone(),
     };
