@@ -66,6 +66,7 @@ impl Client {
             list("devices", options.devices.iter().map(ToString::to_string).collect()),
             list("disks", options.disks.clone()),
             list("disk_map", options.disk_map.iter().map(ToString::to_string).collect()),
+            list("disks_after", options.disks_after.then(|| true.to_string()).into_iter().collect()),
             list("mode", options.mode.fixed().map(|mode| mode.to_string()).into_iter().collect()),
             number("bandwidth", options.bandwidth.map(|limit| limit.0)),
             number("max_downtime_ms", Some(options.max_downtime_ms).filter(|ms| *ms != usual)),

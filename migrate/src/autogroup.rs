@@ -36,7 +36,7 @@ impl NiceRequest {
         let kind = match phase {
             Phase::Prepare | Phase::Disks | Phase::HeadStart | Phase::Detach | Phase::Rounds => Kind::Yields,
             Phase::Switchover | Phase::HandOver | Phase::Fetch => Kind::Hurries,
-            Phase::Check | Phase::Finish => return None,
+            Phase::DisksAfter | Phase::Check | Phase::Finish => return None,
         };
         AutogroupNice::change(&mut lock(), |nice| nice.count(kind, 1));
         Some(Self(kind))

@@ -203,7 +203,7 @@ impl Engine {
                     return Err(EngineError::NotVisiting { vm: vm.clone(), why });
                 }
                 if let Some(session) = busy(&sessions, vm, new.home) {
-                    return Err(EngineError::Busy { vm: vm.clone(), session });
+                    return Err(held(&sessions, vm, session));
                 }
                 if let Some(disk) = self.node.disk_moves.of(vm) {
                     return Err(EngineError::DiskMoves { vm: vm.clone(), disk });
@@ -238,10 +238,10 @@ impl Engine {
         let record = self.node.vms.get(vm)?;
         let no_visit = self.why_no_visit(&record, &spec);
         let mut report = source::check(Arc::clone(&self.node), record, to, spec, no_visit.as_deref()).await;
-        if let Some(id) = busy(&self.lock(), vm, None) {
+        let busy = busy(&self.lock(), vm, None);
+        if let Some(id) = busy {
             report.blockers.push(
-                Blocker::new(BlockerCode::Busy, format!("{vm:?} is in migration {id} already"))
-                    .about(id.to_string()),
+                Blocker::new(BlockerCode::Busy, held(&self.lock(), vm, id).to_string()).about(id.to_string()),
             );
             report.modes.clear();
         }
@@ -516,6 +516,14 @@ pub(crate) fn busy(
 ) -> Option<SessionId> {
     let other = |id: &SessionId| home.is_none_or(|home| home.visit != *id);
     sessions.iter().find(|(id, handle)| handle.excludes(vm) && other(id)).map(|(id, _)| *id)
+}
+
+/// Why a VM that a session holds is not taken for another.
+fn held(sessions: &BTreeMap<SessionId, Handle>, vm: &str, session: SessionId) -> EngineError {
+    match sessions.get(&session) {
+        Some(handle) => EngineError::held(vm, session, &handle.progress.borrow()),
+        None => EngineError::Busy { vm: vm.to_owned(), session },
+    }
 }
 
 fn enter(

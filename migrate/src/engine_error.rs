@@ -6,6 +6,9 @@ use vmove_node::migrations::AbandonError;
 use vmove_node::peer::SessionId;
 use vmove_node::store::VmStoreError;
 use vmove_types::choice::Choice;
+use vmove_types::disk::DiskProgress;
+use vmove_types::progress::{Phase, Progress, Role};
+use vmove_types::units::format_ms;
 
 /// Why a request was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +24,18 @@ pub enum EngineError {
         vm: String,
         /// The session.
         session: SessionId,
+    },
+    /// It has moved, and its disks follow it.
+    #[error(
+        "{vm:?} has come by migration {session}, and its disks follow it ({left}): see `vmove status {session}`, and ask again then"
+    )]
+    DisksFollow {
+        /// The VM.
+        vm: String,
+        /// The session.
+        session: SessionId,
+        /// How far they are.
+        left: String,
     },
     /// One of its disks gets another image.
     #[error(
@@ -103,4 +118,48 @@ pub enum EngineError {
         #[source]
         source: std::io::Error,
     },
+}
+
+impl EngineError {
+    /// A VM that this session holds, which stands so.
+    pub(crate) fn held(vm: &str, session: SessionId, now: &Progress) -> Self {
+        let vm = vm.to_owned();
+        if now.phase != Phase::DisksAfter || now.role != Role::Destination {
+            return Self::Busy { vm, session };
+        }
+        let sum = |of: fn(&DiskProgress) -> u64| now.disks.iter().map(of).sum::<u64>();
+        let (done, total) = (sum(|disk| disk.bytes_done), sum(|disk| disk.bytes_total));
+        let rate: f64 = now.disks.iter().map(|disk| disk.rate_bytes_per_s).sum();
+        let percent = u128::from(done) * 100 / u128::from(total.max(1));
+        let left = if rate > 0.0 {
+            format!("about {} left", format_ms(total.saturating_sub(done) as f64 / rate * 1e3))
+        } else {
+            "nothing comes at present".to_owned()
+        };
+        Self::DisksFollow { vm, session, left: format!("{percent} % are across, {left}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_for_a_guest_whose_disks_follow_hears_how_long() {
+        let id = SessionId::random();
+        let mut now = Progress::begun("1", "web", Role::Destination, "a");
+        assert!(EngineError::held("web", id, &now).to_string().contains("already"));
+        now.phase = Phase::DisksAfter;
+        now.disks = vec![DiskProgress {
+            bytes_total: 100,
+            bytes_done: 25,
+            rate_bytes_per_s: 25.0,
+            ..DiskProgress::default()
+        }];
+        let said = EngineError::held("web", id, &now).to_string();
+        assert!(said.contains("25 % are across, about 3.00 s left"), "{said}");
+        now.disks[0].rate_bytes_per_s = 0.0;
+        let said = EngineError::held("web", id, &now).to_string();
+        assert!(said.contains("nothing comes at present"), "{said}");
+    }
 }

@@ -169,7 +169,7 @@ impl Publisher {
     #[must_use]
     pub(crate) fn arrived(&self) -> Arrived {
         let now = self.sender.borrow();
-        Arrived { blocks: now.arrived.clone(), faults: now.faults }
+        Arrived { blocks: now.arrived.clone(), faults: now.faults, disks: now.disks.clone() }
     }
 
     /// How far it was over time.

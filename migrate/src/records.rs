@@ -16,7 +16,7 @@ use vmove_types::report::Report;
 use vmove_types::spec::{MigrationSpec, Mode, Visit};
 
 use crate::ownership::{DestinationState, SourceState};
-use crate::proto::message::{Complete, Home, Prepare};
+use crate::proto::message::{Complete, Home, MovedDisk, Prepare};
 
 /// How a session ended whose guest stayed at the source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -90,6 +90,12 @@ pub struct SourceRecord {
     /// Images that move with the guest: put aside or deleted in the end.
     #[serde(default)]
     pub disks: Vec<LeftImage>,
+    /// Of these, those that follow it: the destination reads them when it is given up.
+    #[serde(default)]
+    pub after: Vec<ServedDisk>,
+    /// The guest's memory is at the destination, and disks follow: nothing of QEMU here is needed any more.
+    #[serde(default)]
+    pub memory_is_there: bool,
     /// The visit that the guest comes back from.
     #[serde(default)]
     pub home: Option<Home>,
@@ -109,6 +115,15 @@ pub struct LeftImage {
     pub path: PathBuf,
     /// Which file it is; `None` for a block device.
     pub file: Option<FileId>,
+}
+
+/// A disk that follows its guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServedDisk {
+    /// As the destination was told of it.
+    pub told: MovedDisk,
+    /// Its image here.
+    pub path: PathBuf,
 }
 
 /// Which file of this host something is, whatever it is called.

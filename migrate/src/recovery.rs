@@ -256,7 +256,7 @@ impl Engine {
     ) {
         let r = journal.record().clone();
         let stopped = r.state != SourceState::Aborted || r.to_resume && self.is_stopped(&r).await;
-        let has_copies = r.to_resume && !r.disks.is_empty();
+        let has_copies = r.to_resume && !r.disks.is_empty() && !r.spec.disks_after;
         if !stopped && !r.owes_devices() && !has_copies {
             if r.untold {
                 source::tell_later(&self.node, r.clone(), None);
@@ -308,7 +308,7 @@ impl Engine {
         let Ok(monitor) = self.node.config.vmm.monitor(&r.vm).await else { return false };
         let status = monitor.run_state(Duration::from_secs(5)).await;
         // `paused` alone may be an operator's wish of later; these two are ours. But a guest whose disks move is stopped when that begins.
-        let for_disks = r.to_resume && r.was_running && !r.disks.is_empty();
+        let for_disks = r.to_resume && r.was_running && !r.disks.is_empty() && !r.spec.disks_after;
         status.is_ok_and(|status| match status.as_str() {
             "postmigrate" | "finish-migrate" => true,
             "paused" => for_disks,

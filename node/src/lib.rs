@@ -21,6 +21,7 @@
 //! | [`oom_kills`] | who was killed for lack of memory |
 //! | [`admission`] | which VMs may come from other nodes |
 //! | [`qcow2`] | empty images |
+//! | [`image_server`] | images that other nodes read |
 //! | [`task`], [`blocking`] | tasks, and work that blocks, on threads of its own |
 //! | [`chance`] | ids and secrets |
 //! | [`latency`], [`clock`] | fault latencies, and the clocks of two hosts |
@@ -49,6 +50,7 @@ pub mod domains;
 pub mod embed;
 pub mod files;
 pub mod guest_devices;
+pub mod image_server;
 pub mod journal;
 pub mod latency;
 pub mod layout;

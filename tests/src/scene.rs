@@ -355,7 +355,9 @@ impl Scene {
             let (code, status) = self.a.rest("GET", &format!("/v1/migrations/{id}"), &Value::Null)?;
             let (phase, outcome) = (&status["phase"], &status["outcome"]["state"]);
             if code == 200
-                && (outcome == "done" || outcome == "running" && (phase == "fetch" || phase == "finish"))
+                && (outcome == "done"
+                    || outcome == "running"
+                        && ["fetch", "disks-after", "finish"].iter().any(|one| phase == one))
             {
                 return Ok(());
             }

@@ -79,6 +79,16 @@ impl FromStr for SourceDisks {
     }
 }
 
+/// What it costs if the source is lost while disks follow their guest.
+#[must_use]
+pub fn cost_of_disks_after(source: &str, destination: &str) -> String {
+    format!(
+        "the disks follow the guest (--disks-after): until all of them are at {destination}, the guest needs {source}. If {source} or its images are lost before that, what has \
+         not crossed is lost: reads of it wait for {source} for as long as `reconnect-for` of {destination} says, then fail with I/O errors (as `rerror` of the drive says), and what the guest has \
+         written since is at {destination} alone. A raw image becomes qcow2"
+    )
+}
+
 /// How far the copy of a disk is.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -119,8 +129,11 @@ pub struct DiskReport {
     pub allocated_bytes: u64,
     /// Bytes that crossed for it, headers included.
     pub sent_bytes: u64,
-    /// From the begin of the copy until it was in step for the first time, in milliseconds.
+    /// From the begin of the copy until it was in step for the first time, in milliseconds. Of a disk that followed its guest: from the first look at
+    /// it until all disks were there.
     pub copy_ms: f64,
+    /// It followed its guest, which ran at the destination meanwhile.
+    pub after: bool,
     /// How long the guest stood still when its disks began to be copied, in milliseconds: all disks of a guest begin together. 0 with QEMUs before
     /// 8.0 and from 11.1 on, and if it was paused.
     pub begin_pause_ms: f64,

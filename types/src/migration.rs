@@ -23,6 +23,9 @@ pub struct CheckQuery {
     /// Where they are to be, each `NAME=PATH`, with `;` between them.
     #[serde(default)]
     pub disk_map: Option<String>,
+    /// Whether the disks are to follow the guest, as in the options of a migration.
+    #[serde(default)]
+    pub disks_after: Option<bool>,
     /// How memory is to cross: `auto` (default), `precopy`, `postcopy` or `hybrid`.
     #[serde(default)]
     pub mode: Option<ModeRequest>,

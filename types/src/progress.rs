@@ -30,6 +30,8 @@ pub enum Phase {
     HandOver,
     /// Guest runs at the destination, pages are being fetched.
     Fetch,
+    /// Guest and memory are at the destination, disks follow.
+    DisksAfter,
     /// All pages are there; source QEMU and memory are being released.
     Finish,
 }
@@ -48,6 +50,7 @@ impl Phase {
             Self::Switchover => "switchover",
             Self::HandOver => "hand-over",
             Self::Fetch => "fetch",
+            Self::DisksAfter => "disks-after",
             Self::Finish => "finish",
         }
     }
@@ -283,7 +286,7 @@ pub struct Progress {
     /// Devices that the guest lacks since then.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing_devices: Vec<MissingDevice>,
-    /// Disks that move with the guest, at the source.
+    /// Disks that move with the guest, at the source; of disks that follow it, on both sides.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<DiskProgress>,
     /// How far the comparison of its disks is, once its memory is at the destination; `None` before that, and if they are not compared.

@@ -189,6 +189,9 @@ pub struct MigrationSpec {
     /// Where disks are to be at the destination, if not at the path that they have at the source.
     #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
     pub disk_map: Vec<DiskPlace>,
+    /// The disks follow after the guest, which does not wait for them: it runs over an image that is served by the source. Default: they are copied
+    /// before it leaves.
+    pub disks_after: bool,
     /// What becomes of the source's images in the end. Default: [`SourceDisks::Keep`].
     pub source_disks: SourceDisks,
     /// Whether the guest moves for good. Default: [`Visit::No`]. The others are post-copy.
@@ -221,6 +224,7 @@ impl Default for MigrationSpec {
             unplug_timeout_ms: 20_000,
             disks: Vec::new(),
             disk_map: Vec::new(),
+            disks_after: false,
             source_disks: SourceDisks::Keep,
             visit: Visit::No,
             go_home: GoHome::default(),
@@ -375,7 +379,34 @@ impl MigrationSpec {
                 return Err(format!("disk_map: expected each disk and each path once, found {place} again"));
             }
         }
-        Ok(())
+        self.validate_disks_after()
+    }
+
+    /// A guest whose disks follow it runs at the destination, by itself.
+    fn validate_disks_after(&self) -> Result<(), String> {
+        if !self.disks_after {
+            return Ok(());
+        }
+        if self.disks.is_empty() {
+            return Err("disks_after: expected disks that move (`--disks`), found none".to_owned());
+        }
+        let refused = [
+            (self.paused, "paused: its disks are not opened before it runs"),
+            (!self.devices.is_empty(), "devices"),
+            (self.reads_bytes.is_some(), "reads_bytes, by which it may go for a visit"),
+        ];
+        match refused.iter().find(|(given, _)| *given) {
+            Some((_, what)) => Err(format!(
+                "disks_after: expected a guest that runs at the destination without what needs its disks there, found {what}; leave one of them out"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether disks are copied while the guest runs at the source.
+    #[must_use]
+    pub fn copies_disks_first(&self) -> bool {
+        !self.disks.is_empty() && !self.disks_after
     }
 
     /// The time limit up to the hand-over, if there is one. It does not count the time in which disks are copied.
@@ -414,6 +445,12 @@ mod tests {
         assert!(disks(&[], &["vda=/x"]).validate().unwrap_err().contains("--disks"));
         assert!(disks(&["all"], &["a=/x", "b=/x"]).validate().unwrap_err().contains("found b=/x again"));
         assert_eq!(disks(&["a", "b"], &["a=/x", "b=/y"]).validate(), Ok(()));
+        let after = |names: &[&str]| MigrationSpec { disks_after: true, ..disks(names, &[]) };
+        assert!(after(&[]).validate().unwrap_err().contains("--disks"));
+        assert_eq!(after(&["all"]).validate(), Ok(()));
+        assert!(!after(&["all"]).copies_disks_first() && disks(&["all"], &[]).copies_disks_first());
+        let paused = MigrationSpec { paused: true, ..after(&["all"]) };
+        assert!(paused.validate().unwrap_err().contains("found paused"));
         let bad = MigrationSpec { unplug_timeout_ms: 1, ..MigrationSpec::default() };
         assert!(bad.validate().unwrap_err().contains("unplug_timeout_ms"));
     }

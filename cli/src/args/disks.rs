@@ -13,6 +13,9 @@ pub struct DiskArgs {
     /// Where a disk is to be on the other node, if not at the path that it has here: a new file, or a block device; may be repeated
     #[arg(long = "disk-map", value_name = "NAME=PATH", requires = "disks")]
     pub disk_map: Vec<DiskPlace>,
+    /// The guest goes at once, over its images here, and the disks follow it: if this node is lost before they are across, so is what they lack
+    #[arg(long, requires = "disks")]
+    pub disks_after: bool,
 }
 
 /// Of `migrate`.

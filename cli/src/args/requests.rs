@@ -61,6 +61,7 @@ impl Migrate {
             unplug_timeout_ms: self.unplug_timeout.unwrap_or(default.unplug_timeout_ms),
             disks: self.disks.which.disks.clone(),
             disk_map: self.disks.which.disk_map.clone(),
+            disks_after: self.disks.which.disks_after,
             source_disks: self.disks.source_disks,
             visit: default.visit,
             go_home: self.go_home.go_home(),

@@ -41,6 +41,9 @@ impl Lines {
     }
 }
 
+/// What is said of a disk whose copy follows the guest.
+const IN_STEP: &str = "in step";
+
 /// Columns of the spinner, the bar and what is between them and the words.
 const BEFORE_WORDS: usize = 29;
 
@@ -111,7 +114,7 @@ impl Bar {
             crate::output::note(&format!("{}: {}", progress.vm, parts.join(", ")));
         }
         if let Some(bar) = &self.bar {
-            if progress.phase == Phase::Disks {
+            if matches!(progress.phase, Phase::Disks | Phase::DisksAfter) {
                 let sum = |of: fn(&DiskProgress) -> u64| progress.disks.iter().map(of).sum();
                 let (done, total): (u64, u64) = (sum(|disk| disk.bytes_done), sum(|disk| disk.bytes_total));
                 // Not kept: memory begins anew.
@@ -134,7 +137,7 @@ impl Bar {
     pub fn update_disk(&self, progress: &DiskProgress) {
         if let Some(bar) = &self.bar {
             bar.set_position(self.furthest.with(progress.bytes_done, progress.bytes_total));
-            bar.set_message(disk(progress));
+            bar.set_message(disk(progress, IN_STEP));
             bar.tick();
         }
     }
@@ -187,7 +190,9 @@ pub fn line(progress: &Progress) -> String {
 fn parts(progress: &Progress) -> Vec<String> {
     // A visit does not end by itself: nothing is left of it, and no share of it is done.
     let visits = progress.mode.as_deref() == Some(VISIT);
-    let first = if visits {
+    let first = if progress.phase == Phase::DisksAfter {
+        format!("running at the destination; disks {} across", share_of(&progress.disks))
+    } else if visits {
         format!("{VISIT}, {} have followed the guest", format_bytes(progress.bytes_sent))
     } else {
         progress.phase.as_str().to_owned()
@@ -208,8 +213,9 @@ fn parts(progress: &Progress) -> Vec<String> {
     if progress.phase == Phase::Rounds && progress.round > 0 {
         parts.push(format!("round {}", progress.round));
     }
-    if progress.phase == Phase::Disks {
-        parts.extend(progress.disks.iter().map(disk));
+    if matches!(progress.phase, Phase::Disks | Phase::DisksAfter) {
+        let end = if progress.phase == Phase::Disks { IN_STEP } else { "all there" };
+        parts.extend(progress.disks.iter().map(|one| disk(one, end)));
         return parts;
     }
     if let Some(compared) = progress.compared_disks {
@@ -233,11 +239,21 @@ fn parts(progress: &Progress) -> Vec<String> {
     parts
 }
 
-fn disk(disk: &DiskProgress) -> String {
+/// How much of all disks is there.
+fn share_of(disks: &[DiskProgress]) -> String {
+    let sum = |of: fn(&DiskProgress) -> u64| disks.iter().map(of).sum::<u64>();
+    let (done, total) = (sum(|disk| disk.bytes_done), sum(|disk| disk.bytes_total));
+    // Not all before they are.
+    let percent = if total == 0 { 0 } else { u128::from(done) * 100 / u128::from(total) };
+    format!("{percent} %")
+}
+
+/// `end`: what is said of one that lacks nothing.
+fn disk(disk: &DiskProgress, end: &str) -> String {
     let (name, done, total) = (&disk.name, format_bytes(disk.bytes_done), format_bytes(disk.bytes_total));
     let left = disk.eta_ms.map(|ms| format!(", {} left", format_ms(ms))).unwrap_or_default();
     let rest = if disk.in_step {
-        "in step".to_owned()
+        end.to_owned()
     } else {
         format!("{done} of {total}, {}{left}", format_rate(disk.rate_bytes_per_s))
     };
@@ -304,6 +320,11 @@ mod tests {
         assert_eq!(
             line(&progress),
             "disks, vda: 1.00 MiB of 2.00 MiB, 976.56 KiB/s, 1.00 s left, vdb: in step"
+        );
+        progress.phase = Phase::DisksAfter;
+        assert_eq!(
+            line(&progress),
+            "running at the destination; disks 50 % across, vda: 1.00 MiB of 2.00 MiB, 976.56 KiB/s, 1.00 s left, vdb: all there"
         );
     }
 

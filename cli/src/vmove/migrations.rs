@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::output::{End, note, say, say_json};
 use vmove_client::{Client, Error};
 use vmove_types::choice::ReadsFrom;
+use vmove_types::disk::cost_of_disks_after;
 use vmove_types::migration::ReclaimRequest;
 use vmove_types::problem::{Code, Exit};
 
@@ -18,6 +19,9 @@ pub async fn migrate(client: &Client, args: Migrate, json: bool) -> Result<Ended
         return groups::migrate(client, requests, args.detach, json).await;
     }
     let Some(request) = requests.pop() else { return Err(Failure::bad_request("expected a VM").into()) };
+    if request.options.disks_after {
+        note(&format!("vmove: {}", cost_of_disks_after("the node that it leaves", &request.to)));
+    }
     let taken = asked(&[&request.vm], json).answer(client.migrate(&request)).await?;
     if let Some(first) = &taken.note {
         note(&format!("vmove: {first}"));

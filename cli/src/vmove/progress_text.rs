@@ -333,8 +333,9 @@ fn disk_text(disk: &DiskReport) -> String {
     } else {
         String::new()
     };
+    let when = if disk.after { "followed the guest, " } else { "" };
     format!(
-        "{} ({}, {}) to {}: {} sent in {} ({rate}){still}; {left}",
+        "{} ({}, {}) to {}: {when}{} sent in {} ({rate}){still}; {left}",
         disk.name,
         disk.format,
         format_bytes(disk.size_bytes),

@@ -163,6 +163,7 @@ pub async fn check(client: &Client, args: &Check, json: bool) -> Result<Exit, En
         devices: args.devices.clone(),
         disks: args.disks.disks.clone(),
         disk_map: args.disks.disk_map.clone(),
+        disks_after: args.disks.disks_after,
         mode: args.mode,
         bandwidth: args.bandwidth.map(Bandwidth),
         goals: args.goals.goals(),

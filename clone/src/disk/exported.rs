@@ -3,11 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
+use vmove_node::image_server::EXPORT;
 
 use super::{Disk, Overlay};
-
-/// Name of an image at its server.
-pub const EXPORT: &str = "disk";
 
 /// Where the images of a fork's disks are for its children.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

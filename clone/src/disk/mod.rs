@@ -30,7 +30,7 @@ use vmove_qmp::confine::Confinement;
 use vmove_qmp::{Client, CommandLine, QmpError, cmdline};
 use vmove_types::check::{Blocker, BlockerCode};
 
-pub use exported::{EXPORT, Exported, Images};
+pub use exported::{Exported, Images};
 #[cfg(feature = "fuzzing")]
 pub(crate) use layers::any_head;
 pub use layers::{Layers, layers};

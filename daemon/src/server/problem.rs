@@ -28,7 +28,7 @@ impl IntoProblem for EngineError {
     fn into_problem(self) -> Problem {
         let code = match &self {
             Self::Vm(inner) => inner.code(),
-            Self::Busy { .. } | Self::DiskMoves { .. } => Code::Busy,
+            Self::Busy { .. } | Self::DisksFollow { .. } | Self::DiskMoves { .. } => Code::Busy,
             Self::UnknownSession(_) | Self::UnknownGroup(_) => Code::UnknownMigration,
             Self::TooLate(_) | Self::GroupTooLate(_) => Code::TooLate,
             Self::BadSpec(_) => Code::BadOption,

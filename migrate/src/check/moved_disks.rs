@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use vmove_qmp::CommandLine;
-use vmove_qmp::cmdline::{CommandLineError, NewImage};
+use vmove_qmp::cmdline::{CommandLineError, NewImage, Overlay};
 use vmove_types::check::{Blocker, BlockerCode};
 
 use crate::node::Node;
@@ -16,6 +16,9 @@ use crate::proto::message::{MovedDisk, Prepare};
 
 /// Beside what an image holds: its own tables, and what the file system keeps of it. One part in so many, and some bytes.
 const OVERHEAD: (u64, u64) = (128, 4 << 20);
+
+/// The format of a disk that cannot follow its guest.
+const UNFIT: &str = "none that can follow";
 
 /// Puts the places that disks have here into the command line, and notes them. From here on `prepare` is that of a guest whose disks are here.
 pub(crate) fn settle(node: &Node, prepare: &mut Prepare) -> Result<(), CommandLineError> {
@@ -30,13 +33,30 @@ pub(crate) fn settle(node: &Node, prepare: &mut Prepare) -> Result<(), CommandLi
         let Some((_, opened)) = here else { continue };
         let path = disk.to.clone().map_or_else(|| layout.vm_dir.join(&opened.file), PathBuf::from);
         let is_device = std::fs::metadata(&path).is_ok_and(|meta| meta.file_type().is_block_device());
-        let (image, format) = (disk.image.clone(), disk.format.clone());
-        line.move_image(&NewImage { image, file: disk.to.clone(), format, is_device })?;
+        if prepare.spec.disks_after {
+            follow(&mut line, disk)?;
+        } else {
+            let (image, format) = (disk.image.clone(), disk.format.clone());
+            line.move_image(&NewImage { image, file: disk.to.clone(), format, is_device })?;
+        }
         disk.image = disk.to.take().unwrap_or_else(|| disk.image.clone());
         disk.to = path.to_str().map(str::to_owned);
     }
     let words = line.to_argv().into_iter().map(|word| word.to_string_lossy().into_owned());
     prepare.command_line = words.collect();
+    Ok(())
+}
+
+/// A disk that follows its guest has an image here that holds what has come: qcow2, whatever it is at the source. One whose node cannot be that
+/// keeps its format, and is refused.
+fn follow(line: &mut CommandLine, disk: &mut MovedDisk) -> Result<(), CommandLineError> {
+    let file = disk.to.clone().unwrap_or_else(|| disk.image.clone());
+    let (image, direct) = (disk.image.clone(), false);
+    if line.put_overlay(&Overlay { image, file, direct, alone: true })? {
+        "qcow2".clone_into(&mut disk.format);
+    } else {
+        UNFIT.clone_into(&mut disk.format);
+    }
     Ok(())
 }
 
@@ -50,6 +70,9 @@ pub(crate) fn blockers(node: &Node, prepare: &Prepare) -> Vec<Blocker> {
     for twice in paths.windows(2).filter(|pair| pair[0] == pair[1]) {
         let message = format!("Two disks would be at {}: name another path by --disk-map", twice[0]);
         found.push(Blocker::new(BlockerCode::DiskPlace, message).about(twice[0]));
+    }
+    if prepare.spec.disks_after {
+        found.extend(prepare.moved.iter().filter_map(|disk| cannot_follow(node, disk)));
     }
     if found.is_empty() {
         found.extend(no_space(node, &prepare.moved, "--disk-map"));
@@ -66,6 +89,19 @@ pub(crate) fn blockers_here(node: &str, vm_dir: &Path, disk: &MovedDisk) -> Vec<
     }
 }
 
+/// Why a disk cannot follow its guest to where it is to be.
+fn cannot_follow(node: &str, disk: &MovedDisk) -> Option<Blocker> {
+    let path = Path::new(disk.to.as_deref()?);
+    let is_device = std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device());
+    let message = format!(
+        "Disk {} would be on the block device {} at {node}, where no disk can follow its guest: leave out --disks-after, or {}",
+        disk.name,
+        path.display(),
+        by_map(disk)
+    );
+    is_device.then(|| Blocker::new(BlockerCode::DiskPlace, message).about(&disk.name))
+}
+
 fn by_map(disk: &MovedDisk) -> String {
     format!("name another path by --disk-map {}=PATH", disk.name)
 }
@@ -74,6 +110,11 @@ fn by_map(disk: &MovedDisk) -> String {
 fn no_place(node: &str, vm_dir: &Path, disk: &MovedDisk, another: &str) -> Option<Blocker> {
     let name = &disk.name;
     let refuse = |message: String| Some(Blocker::new(BlockerCode::DiskPlace, message).about(name));
+    if disk.format == UNFIT {
+        return refuse(format!(
+            "Disk {name} is given to the guest in a way in which it cannot follow (expected -drive file=, or -blockdev with driver raw or qcow2 over a file): leave out --disks-after"
+        ));
+    }
     // It comes from another node, and names a driver of QEMU here.
     if !matches!(disk.format.as_str(), "raw" | "qcow2") {
         return refuse(format!("Disk {name} has format {:?}: expected raw or qcow2", disk.format));

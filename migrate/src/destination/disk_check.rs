@@ -158,7 +158,8 @@ impl DiskCheck {
 
 /// Whether disks are to be compared.
 pub(super) fn is_wanted(prepare: &Prepare) -> bool {
-    prepare.spec.verify && !images::paths(prepare).is_empty()
+    // Those that follow are not here when its memory is, and are only read from where they were.
+    prepare.spec.verify && !prepare.spec.disks_after && !images::paths(prepare).is_empty()
 }
 
 /// Has QEMU note from here on what the guest writes to its disks: it does not run yet. If that does not work, a difference cannot be told from what

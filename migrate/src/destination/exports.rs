@@ -36,7 +36,7 @@ impl Exports {
     /// Of a QEMU that has opened them, and waits for its guest.
     pub(super) fn of(prepare: &Prepare) -> Self {
         let paths = images::paths(prepare);
-        if paths.is_empty() {
+        if paths.is_empty() || prepare.spec.disks_after {
             return Self::Ended;
         }
         Self::Open { images: paths.len(), writing_back: vmove_node::task::spawn(write_back(paths)) }

@@ -10,12 +10,16 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags, ResolveFlags, openat2, renameat_with};
+use serde_json::json;
+use vmove_node::image_server::EXPORT;
 use vmove_node::peer::SessionId;
 use vmove_node::qcow2::Empty;
 use vmove_qmp::confine::Confinement;
 use vmove_qmp::disks::ExportOrder;
 
+use super::after_wires::socket;
 use super::error::VmFilesError;
+use crate::node::Node;
 use crate::proto::message::{MovedDisk, Prepare};
 use crate::records::{FileId, LeftImage};
 
@@ -61,8 +65,11 @@ pub(super) fn paths(prepare: &Prepare) -> Vec<PathBuf> {
     places(prepare).map(|(_, path)| path.to_owned()).collect()
 }
 
-/// How the source is to write to them.
+/// How the source is to write to them. Those of disks that follow the guest are written by our QEMU alone.
 pub(super) fn exports(prepare: &Prepare) -> Vec<ExportOrder> {
+    if prepare.spec.disks_after {
+        return Vec::new();
+    }
     let order = |(disk, path): (&MovedDisk, &Path)| ExportOrder {
         path: path.to_owned(),
         format: disk.format.clone(),
@@ -70,15 +77,42 @@ pub(super) fn exports(prepare: &Prepare) -> Vec<ExportOrder> {
     places(prepare).map(order).collect()
 }
 
+/// What images are made with.
+#[derive(Debug)]
+pub(super) struct Ground<'a> {
+    pub confinement: &'a Confinement,
+    /// The VM's folder.
+    pub vm_dir: &'a Path,
+    /// How long QEMU waits for a lost source, when disks follow the guest, in seconds.
+    pub patience: u64,
+}
+
+impl<'a> Ground<'a> {
+    pub(super) fn of(node: &'a Node, vm_dir: &'a Path) -> Self {
+        let patience = node.config.reconnect_for.as_secs().max(1);
+        Self { confinement: &node.config.confinement, vm_dir, patience }
+    }
+
+    /// How QEMU reaches the source's image of this number: whatever that is, its server shows what the guest sees.
+    fn below(&self, number: usize) -> PathBuf {
+        let server = json!({ "type": "unix", "path": socket(self.vm_dir, number) });
+        let nbd = json!({
+            "driver": "nbd", "server": server, "export": EXPORT, "reconnect-delay": self.patience,
+        });
+        format!("json:{}", json!({ "driver": "raw", "file": nbd })).into()
+    }
+}
+
 /// Makes the images under their first names. Nothing is left if that fails.
 pub(super) fn make(
     id: SessionId,
     prepare: &Prepare,
-    confinement: &Confinement,
+    ground: &Ground<'_>,
 ) -> Result<Vec<LeftImage>, VmFilesError> {
     let mut made = Vec::new();
-    for (disk, path) in places(prepare) {
-        match make_one(disk, path, id, confinement) {
+    for (number, (disk, path)) in places(prepare).enumerate() {
+        let below = prepare.spec.disks_after.then(|| ground.below(number));
+        match make_one(disk, path, id, (ground.confinement, below.as_deref())) {
             Ok(file) => made.push(LeftImage { name: disk.name.clone(), path: path.to_owned(), file }),
             Err(source) => {
                 remove(id, prepare, &[]);
@@ -89,12 +123,12 @@ pub(super) fn make(
     Ok(made)
 }
 
-/// Makes an image under its first name; which file that is. Nothing for a block device.
+/// Makes an image under its first name, over another if one is named; which file that is. Nothing for a block device.
 pub(crate) fn make_one(
     disk: &MovedDisk,
     path: &Path,
     id: SessionId,
-    confinement: &Confinement,
+    (confinement, below): (&Confinement, Option<&Path>),
 ) -> io::Result<Option<FileId>> {
     let is_device = path.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
     if is_device && disk.format == "raw" {
@@ -103,7 +137,11 @@ pub(crate) fn make_one(
     let folder = Folder::of(path)?;
     let first = folder.file(&first_name(path, id));
     if disk.format == "qcow2" {
-        let empty = Empty { size: disk.size, cluster_bytes: disk.cluster, backing: None };
+        let empty = Empty {
+            size: disk.size,
+            cluster_bytes: disk.cluster,
+            backing: below.map(|below| (below, "raw")),
+        };
         if is_device {
             // Its head alone: clusters are taken behind it.
             return empty.write_over(path).map(|()| None);
@@ -194,12 +232,14 @@ mod tests {
     fn images_of_a_guest_that_does_not_come_go_and_those_of_others_stay() {
         let dir = tempfile::tempdir().unwrap();
         let (id, path) = (SessionId::random(), dir.path().join("disk"));
+        let confinement = Confinement::default();
+        let ground = Ground { confinement: &confinement, vm_dir: dir.path(), patience: 1 };
         for format in ["raw", "qcow2"] {
             let prepare = prepare(&path, format);
-            make(id, &prepare, &Confinement::default()).unwrap();
-            make(id, &prepare, &Confinement::default()).unwrap_err();
+            make(id, &prepare, &ground).unwrap();
+            make(id, &prepare, &ground).unwrap_err();
             assert!(!path.exists(), "not before it is noted");
-            let made_again = make(id, &prepare, &Confinement::default()).unwrap();
+            let made_again = make(id, &prepare, &ground).unwrap();
             settle(id, &made_again).unwrap();
             assert!(path.exists());
             assert!(remove(id, &prepare, &made_again));
@@ -207,7 +247,7 @@ mod tests {
             std::fs::write(&path, "somebody's").unwrap();
             assert!(remove(id, &prepare, &made_again));
             assert_eq!(std::fs::read_to_string(&path).unwrap(), "somebody's");
-            let made = make(id, &prepare, &Confinement::default());
+            let made = make(id, &prepare, &ground);
             if let Ok(made) = made {
                 settle(id, &made).unwrap_err();
                 assert!(remove(id, &prepare, &made));

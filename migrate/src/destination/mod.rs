@@ -5,6 +5,7 @@
 //! [`session`]. Bulk readers ([`fill`]) and the fault thread ([`faults`]) move pages; [`launch`] starts QEMU; [`guest_memory`] knows
 //! where each page stands. What survives a kill of the daemon is in the journal, in the page tables and in QEMU itself.
 
+mod after_wires;
 mod arrived;
 mod block;
 mod comparing;
@@ -38,7 +39,9 @@ mod reader;
 mod remote_memory;
 mod session;
 mod setup;
+mod size_only;
 mod slow_faults;
+mod streams;
 mod switchover;
 mod turning;
 mod verify;

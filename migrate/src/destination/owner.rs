@@ -16,6 +16,7 @@ use super::guest_memory::{GuestMemory, ReadElsewhere};
 use super::monitor::{Connecting, Monitor, Resumed, Resuming, Wish};
 use super::page_messages::take_hashes;
 use super::session::{Control, End, Event, Session, Waited, qemu_lives};
+use super::streams::Streaming;
 use super::turning::{Turning, wish_of};
 use super::verify::SourceHashes;
 use super::vm_files::remove_ended;
@@ -46,6 +47,8 @@ pub(super) struct Owner {
     runs_since: Option<Mono>,
     /// Devices of this node that it is to have.
     giving: Giving,
+    /// Disks that follow it.
+    streaming: Streaming,
     /// What came of its disks is on disk.
     flushing: Flushing,
     /// Whether its disks are those that it left.
@@ -92,7 +95,7 @@ impl Owner {
         disk_check: DiskCheck,
     ) -> Self {
         let (giving, others) = (Giving::NotYet, watch::Sender::new(Others::Unknown));
-        let flushing = Flushing::NotYet;
+        let (streaming, flushing) = (Streaming::NotYet, Flushing::NotYet);
         let (figures, tried, runs_since) = (None, None, None);
         let (visit, visit_end, turning) = (None, None, None);
         Self {
@@ -104,6 +107,7 @@ impl Owner {
             tried,
             runs_since,
             giving,
+            streaming,
             flushing,
             disk_check,
             others,
@@ -127,6 +131,7 @@ impl Owner {
         } else {
             self.turning = Some(Turning::of(session));
         }
+        session.after.open();
         let record = session.journal.record();
         if let Some(home) = record.prepare.home {
             // The session of its visit, which is here, too, keeps nothing for it any more.
@@ -202,14 +207,14 @@ impl Owner {
         self.turning.iter_mut().for_each(Turning::begin_conversation);
         loop {
             self.begin_to_run(session)?;
-            if !matches!(self.guest, Guest::Resuming(_)) {
+            if !matches!(self.guest, Guest::Resuming(_)) && self.figures.is_none() {
                 session.publisher.enter(Phase::Fetch);
             }
             self.see_to_devices(session).await?;
             if self.figures.is_some() && self.disk_check.begin(session) {
                 control.send(&ToSource::HashDisks).await?;
             }
-            if let Some(figures) = self.whole_by_journal(session)? {
+            if let Some(figures) = self.whole_by_journal(session).await? {
                 return Ok(figures);
             }
             session.start_readers()?;
@@ -242,7 +247,7 @@ impl Owner {
     /// Writes down that the visit has ended, and ends its session.
     async fn end_without_home(&mut self, session: &mut Session) {
         loop {
-            match self.whole_by_journal(session) {
+            match self.whole_by_journal(session).await {
                 Ok(Some(_)) => return finish(session),
                 Ok(None) => tokio::time::sleep(TRY_AGAIN).await,
                 Err(end) => return session.give_up_owned(end.why()),
@@ -421,7 +426,7 @@ impl Owner {
         if unsettled || unverified || memory.left() > 0 {
             return Ok(None);
         }
-        if !self.flushing.is_done(session).await? {
+        if !session.journal.record().prepare.spec.disks_after && !self.flushing.is_done(session).await? {
             return Ok(None);
         }
         let differing_pages = self.differing_pages(session).await;
@@ -471,9 +476,11 @@ impl Owner {
 
     /// Writes down that every page is here. Not before that may the source hear so, which frees its memory then: a daemon started anew
     /// would wait for it. The guest does not wait.
-    fn whole_by_journal(&mut self, session: &mut Session) -> Result<Option<message::Complete>, End> {
-        let settled = self.giving.is_done() && self.disk_check.is_done();
-        let due = settled && self.tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN);
+    async fn whole_by_journal(&mut self, session: &mut Session) -> Result<Option<message::Complete>, End> {
+        let due = self.disks_are_here(session).await?
+            && self.giving.is_done()
+            && self.disk_check.is_done()
+            && self.tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN);
         let Some(mut figures) = self.figures.clone().filter(|_| due) else { return Ok(None) };
         figures.verified_disks = self.disk_check.found();
         self.tried = Some(Instant::now());
@@ -492,9 +499,27 @@ impl Owner {
         }
     }
 
-    /// Our QEMU, as long as pages are missing. Afterwards it is a VM like any other, which may end.
+    /// Whether no disk follows any more: they come once the memory is here, and then to the storage.
+    async fn disks_are_here(&mut self, session: &Session) -> Result<bool, End> {
+        let prepare = &session.journal.record().prepare;
+        let Some(figures) = self.figures.as_mut().filter(|_| prepare.spec.disks_after) else {
+            return Ok(self.figures.is_some());
+        };
+        if !self.streaming.is_done(session) {
+            session.publisher.enter(Phase::DisksAfter);
+            return Ok(false);
+        }
+        if !self.flushing.is_done(session).await? {
+            return Ok(false);
+        }
+        figures.disk_io = self.flushing.disk_io(prepare);
+        Ok(true)
+    }
+
+    /// Our QEMU, as long as pages or disks are missing. Afterwards it is a VM like any other, which may end.
     fn needed(&self) -> Option<&dyn QemuHandle> {
-        if self.figures.is_none() && !self.is_away() { Some(&*self.process) } else { None }
+        let is_whole = self.figures.is_some() && !matches!(self.streaming, Streaming::UnderWay(_));
+        if is_whole || self.is_away() { None } else { Some(&*self.process) }
     }
 
     /// Every page is here.

@@ -7,6 +7,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
 use tracing::Instrument as _;
 
+use super::after_wires::AfterWires;
 use super::arrived::arrived;
 use super::disk_wires::{self, DiskWires};
 use super::error::{DestinationError, PageError, PagesLost};
@@ -115,6 +116,8 @@ pub(super) struct Session {
     pub deliveries: Deliveries,
     /// The source's QEMU writes to the disks of ours by these.
     pub disks: DiskWires,
+    /// Our QEMU reads the source's images by these, if disks follow the guest.
+    pub after: AfterWires,
 }
 
 /// What ends the time without a source.
@@ -349,7 +352,9 @@ impl Session {
             (LinkKind::Urgent, Link::Endpoint(endpoint)) => self.pages.add_urgent(endpoint),
             (LinkKind::Bulk, Link::Endpoint(endpoint)) => self.pages.add_bulk(endpoint),
             (LinkKind::Disk, Link::Stream(stream)) => {
-                self.disks.join(disk_wires::socket(&self.files.layout), stream);
+                if let Some(stream) = self.after.take(arrival.hello.index, stream) {
+                    self.disks.join(disk_wires::socket(&self.files.layout), stream);
+                }
             }
             (LinkKind::State, Link::Stream(stream)) => return Ok(Event::DeviceState(stream)),
             (LinkKind::Frames, Link::Stream(stream)) => return Ok(Event::Frames(stream)),
@@ -387,6 +392,9 @@ impl Session {
                 (LinkKind::Control, Link::Stream(stream)) => {
                     self.begin_conversation();
                     return Waited::Source(Control::new(Channel::new(stream)));
+                }
+                (LinkKind::Disk, Link::Stream(stream)) => {
+                    drop(self.after.take(arrival.hello.index, stream));
                 }
                 (kind, _) => {
                     tracing::debug!(?kind, "connection before the source said where it stands; dropped");

@@ -8,11 +8,12 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::after_wires::AfterWires;
 use super::disk_check::DiskCheck;
 use super::disk_wires::DiskWires;
 use super::error::{DestinationError, OpenError};
 use super::filling::nothing_is_known;
-use super::images;
+use super::images::{self, Ground};
 use super::loaded::{Loaded, Reached};
 use super::monitor::Connecting;
 use super::owner::{Guest, Owner};
@@ -420,7 +421,8 @@ fn make_images(node: &Node, journal: &mut Journal<DestinationRecord>, path: &Pat
         return Ok(());
     }
     let (id, prepare) = (record.id, record.prepare.clone());
-    let made = images::make(id, &prepare, &node.config.confinement)?;
+    let vm_dir = node.layout(&prepare.vm, prepare.backing).vm_dir;
+    let made = images::make(id, &prepare, &Ground::of(node, &vm_dir))?;
     let noted = journal.update(|r| r.images.clone_from(&made));
     let noted = noted.map_err(|source| OpenError::Journal { path: path.to_owned(), source });
     let settled = noted.and_then(|()| Ok(images::settle(id, &made)?));
@@ -466,7 +468,14 @@ fn session(
     room.in_files(files.ram.iter().map(|file| file.path.clone()).collect());
     let pages = PageConnections::new(node.config.bulk_connections, node.config.vmm.page_workers());
     let (deliveries, disks) = (Deliveries::default(), DiskWires::default());
-    Session { node, journal, publisher, files, room, pages, arrivals, deliveries, disks }
+    let record = journal.record();
+    let after = AfterWires::of(
+        &record.prepare,
+        &files.layout.vm_dir,
+        &node.config.confinement,
+        record.state.may_run(),
+    );
+    Session { node, journal, publisher, files, room, pages, arrivals, deliveries, disks, after }
 }
 
 /// Ends the QEMU that an earlier process of this daemon had started for a session that is no more, also when that process was

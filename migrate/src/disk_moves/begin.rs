@@ -327,7 +327,8 @@ fn make_image(
         cluster,
         to: to.path.to_str().map(str::to_owned),
     };
-    let made = images::make_one(&disk, &to.path, id, &node.config.confinement).map_err(image_failed)?;
+    let made =
+        images::make_one(&disk, &to.path, id, (&node.config.confinement, None)).map_err(image_failed)?;
     let path = journal.path().to_owned();
     let noted = journal.update(|r| {
         r.to.file = made;

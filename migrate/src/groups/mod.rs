@@ -199,6 +199,12 @@ fn check(members: &[GroupMember]) -> Result<(), EngineError> {
             let why = format!("{vm}: visit, reads_bytes: a guest visits alone, and a group moves for good");
             return Err(EngineError::BadSpec(why));
         }
+        if member.spec.disks_after {
+            let why = format!(
+                "{vm}: disks_after: the disks of guests that move together cannot follow them; leave it out, or move {vm} alone"
+            );
+            return Err(EngineError::BadSpec(why));
+        }
         if members[..index].iter().any(|other| other.vm == *vm) {
             return Err(EngineError::BadSpec(format!("members: expected each VM once, found {vm} again")));
         }

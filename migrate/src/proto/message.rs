@@ -12,7 +12,7 @@ use crate::taps::Tap;
 use vmove_node::peer::{SessionId, Token};
 use vmove_types::check::Blocker;
 use vmove_types::device::DeviceChoice;
-use vmove_types::disk::DiskVerified;
+use vmove_types::disk::{DiskProgress, DiskVerified};
 use vmove_types::disk_latency::DiskIo;
 use vmove_types::go_home::GoHome;
 use vmove_types::progress::ArrivedBlock;
@@ -385,6 +385,8 @@ pub struct Arrived {
     pub blocks: Vec<ArrivedBlock>,
     /// Page faults so far; `None`: none yet.
     pub faults: Option<FaultStats>,
+    /// Disks that follow the guest, once its memory is there.
+    pub disks: Vec<DiskProgress>,
 }
 
 /// The beginning of a round.

@@ -49,6 +49,8 @@ pub(crate) fn at_source(dir: &Path, state: SourceState, freed: bool, untold: boo
         detached: Detached::default(),
         missing: Vec::new(),
         disks: Vec::new(),
+        after: Vec::new(),
+        memory_is_there: false,
         home: None,
         group: None,
         report: Report::default(),

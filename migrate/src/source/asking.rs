@@ -16,13 +16,14 @@ use super::error::{SourceError, Stop};
 use super::link_rate::LinkRate;
 use super::memory::{SourceMemory, parts_with_data};
 use super::page_service::{PageService, Terms, show_fabric};
+use super::served_disks;
 use super::session::Session;
 use super::warm::Warm;
 use crate::devices::way;
 use crate::disk_hash;
 use crate::node::Node;
 use crate::proto::message::{Accepted, BlockInfo, OwnedDevice, Prepare, ToDestination, ToSource};
-use crate::records::{FileId, LeftImage};
+use crate::records::{FileId, LeftImage, ServedDisk};
 use crate::taps::{Tap, TapsError};
 use crate::vmm::LeavingMonitor;
 use vmove_node::blocking::spawn_blocking;
@@ -116,6 +117,7 @@ impl Guest {
         let disks = look_at_disks(session, &*monitor).await?;
         disks.mend(&facts, &mut blockers);
         blockers.extend(disks.blockers.iter().cloned());
+        blockers.extend(served_disks::blockers(&session.node, session.vm(), session.spec(), &disks));
         let mode = session.spec().mode.fixed();
         let modes = left_of(&blockers);
         // `auto` takes what is left; a named mode must be possible.
@@ -248,7 +250,12 @@ fn note_disks(session: &mut Session, disks: &Choice) -> Result<(), SourceError> 
         Ok(LeftImage { name: disk.told.name.clone(), path, file })
     };
     let left = disks.moved.iter().map(left).collect::<Result<Vec<_>, SourceError>>()?;
-    session.write(|r| r.disks = left)
+    let after = session.spec().disks_after;
+    let served = |disk: &Moving| ServedDisk { told: disk.told.clone(), path: disk.path.clone() };
+    session.write(|r| {
+        r.disks = left;
+        r.after = disks.moved.iter().filter(|_| after).map(served).collect();
+    })
 }
 
 /// What is known from here on is in the report and in the journal.

@@ -9,6 +9,7 @@ use super::choosing::choose_by;
 use super::disk_choice;
 use super::memory::SourceMemory;
 use super::promised::{goal_blocker, look_ahead};
+use super::served_disks;
 use crate::devices::{own_state, way};
 use crate::node::Node;
 use crate::pending::PageSet;
@@ -17,6 +18,7 @@ use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::{Channel, Hello, LinkKind, PROTOCOL_VERSION, PeerTarget, SessionId, Token};
 use vmove_node::record::{RamFileRecord, VmRecord};
 use vmove_types::check::{Blocker, BlockerCode, CheckReport};
+use vmove_types::disk::cost_of_disks_after;
 use vmove_types::go_home::GoHome;
 use vmove_types::goal::Goals;
 use vmove_types::problem::chain;
@@ -103,7 +105,11 @@ async fn look(
     let disks = disk_choice::choose(vm, &spec, disks).map_err(blocker(BlockerCode::CommandLine))?;
     disks.mend(&facts, &mut report.blockers);
     report.blockers.extend(disks.blockers.iter().cloned());
+    report.blockers.extend(served_disks::blockers(node, vm, &spec, &disks));
     report.warnings = crate::check::source::warnings(&facts);
+    if spec.disks_after {
+        report.warnings.push(cost_of_disks_after(&node.config.node, &to.name));
+    }
     // Mended by a migration itself.
     let private = crate::check::source::private_ram(vmm, vm).map_err(blocker(BlockerCode::RamNotShared))?;
     let is_private = private.is_some();

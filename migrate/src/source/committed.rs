@@ -16,6 +16,7 @@ use super::final_pages::FinalPages;
 use super::memory::SourceMemory;
 use super::page_service::{PageService, Terms};
 use super::released;
+use super::served_disks::{self, ServedDisks};
 use super::session::Session;
 use super::stopped_qemu::Kept;
 use super::visits;
@@ -113,6 +114,7 @@ impl Committed {
 
     /// Stays until the destination is whole, over as many connections as it takes. `control`: the one over which it is told first.
     pub(super) async fn run(mut self, mut session: Session, control: Option<Control>) {
+        session.served = ServedDisks::begin(&session, control.is_none());
         let again = self.kept.watch();
         let home = visits::came_home(&session, control.is_none());
         tokio::pin!(home);
@@ -151,8 +153,12 @@ impl Committed {
                     }
                     return given_up(session, why).await;
                 }
-                // A guest on a visit needs its home, whenever that can be reached again.
-                Why::Connection(error) if Instant::now() >= until && session.spec().visit != Visit::Go => {
+                // A guest on a visit needs its home, whenever that can be reached again, and so does one whose disks follow it.
+                Why::Connection(error)
+                    if Instant::now() >= until
+                        && session.spec().visit != Visit::Go
+                        && !session.spec().disks_after =>
+                {
                     let (to, id) = (session.to().clone(), session.journal.record().id);
                     let why = chain(&error);
                     let why = format!("{why}; the guest belongs to {to}: `vmove recover {id}` tries again");
@@ -260,7 +266,7 @@ impl Committed {
             // Or will at once.
             visits::guest_runs_there(session);
         }
-        if stand != DestinationStand::Complete {
+        if stand != DestinationStand::Complete && !session.journal.record().memory_is_there {
             let (pages, last) = match &mut self.serving {
                 Some(serving) => serving,
                 None => self.serving.insert(open_again(session).await.map_err(Why::ForGood)?),
@@ -412,6 +418,8 @@ impl Committed {
     /// The commit came too late: the destination's QEMU had ended without ever running the guest, which goes on here.
     async fn take_back(self, mut session: Session, control: Option<Control>) {
         session.frames = Copies::default();
+        // Its images are written here again.
+        served_disks::end(&mut session).await;
         if session.vm().libvirt.is_some() {
             return by_libvirt::given_back(session, self.kept).await;
         }
@@ -494,6 +502,7 @@ fn note_compared(session: &Session, message: &ToDestination) {
 
 /// This side can do nothing more for the guest.
 async fn given_up(mut session: Session, why: String) {
+    served_disks::end(&mut session).await;
     // Of a guest that visits, nothing but its memory is here.
     if is_kept(session.vm()) || !session.node.was_ended(session.vm()) {
         return session.end_badly(why, GuestPlace::PausedAtDestination);

@@ -8,6 +8,7 @@ use super::page_service::PageService;
 use super::session::Session;
 use crate::proto::message::{Counted, ToDestination, ToSource};
 use vmove_node::peer::codec::CodecError;
+use vmove_types::progress::Phase;
 
 /// What of the guest's memory the destination reads meanwhile.
 #[derive(Debug)]
@@ -121,7 +122,16 @@ impl Session {
                 }
             }
             ToSource::Arrived(arrived) => {
-                self.publisher.update(|p| (p.arrived, p.faults) = (arrived.blocks, arrived.faults));
+                if !arrived.disks.is_empty() {
+                    self.publisher.enter(Phase::DisksAfter);
+                    self.memory_is_there();
+                }
+                self.publisher.update(|p| {
+                    (p.arrived, p.faults) = (arrived.blocks, arrived.faults);
+                    if !arrived.disks.is_empty() {
+                        p.disks = arrived.disks;
+                    }
+                });
             }
             ToSource::Pong { token, now } => {
                 if self.clock.answered(token, now) {
@@ -160,6 +170,14 @@ impl Session {
                 last.name(pages);
                 Ok(None)
             }
+        }
+    }
+
+    /// Disks follow, which they do when every page is there. Written down for a life of the daemon after this one: QEMU here may be gone by then, and
+    /// with it the guest's memory.
+    fn memory_is_there(&mut self) {
+        if !self.journal.record().memory_is_there {
+            self.write_owing(|r| r.memory_is_there = true);
         }
     }
 

@@ -21,7 +21,8 @@ impl Warm {
     /// Copies the disks that move, while the guest runs, until all follow it. Memory has the link for itself after that.
     pub(super) async fn copy_disks(&mut self, session: &mut Session) -> Result<(), Stop> {
         let moving = std::mem::take(&mut self.moving);
-        if moving.is_empty() {
+        // Those that follow the guest are not copied by QEMU here.
+        if moving.is_empty() || session.spec().disks_after {
             return Ok(());
         }
         // Its QEMU exports its disks by then.

@@ -41,6 +41,7 @@ mod registering;
 mod released;
 mod rounds;
 mod sample;
+mod served_disks;
 mod session;
 mod steering;
 mod stopped;

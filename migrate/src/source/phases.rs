@@ -78,13 +78,13 @@ impl Limits {
 
     /// The time that disks take is not counted: it depends on how much they hold.
     fn while_disks_are_copied(&self, spec: &MigrationSpec) -> Self {
-        let deadline = self.deadline.filter(|_| spec.disks.is_empty());
+        let deadline = self.deadline.filter(|_| !spec.copies_disks_first());
         Self { cancel: self.cancel.clone(), deadline, member: self.member.clone() }
     }
 
     /// The time begins anew if disks were copied.
     fn afterwards(self, before: &Self, spec: &MigrationSpec) -> Self {
-        if spec.disks.is_empty() {
+        if !spec.copies_disks_first() {
             let deadline = before.deadline;
             return Self { deadline, ..self };
         }
@@ -152,6 +152,8 @@ pub(crate) async fn begin(begun: Begun) {
         group,
         missing: Vec::new(),
         disks: Vec::new(),
+        after: Vec::new(),
+        memory_is_there: false,
         home,
         report: report.clone(),
     };

@@ -234,7 +234,8 @@ impl Session {
             return None;
         }
         // The guest runs there from the one on, and is whole from the other.
-        let (runs_ms, whole_ms) = (began(report, Phase::Fetch)?, began(report, Phase::Finish)?);
+        let whole_ms = began(report, Phase::DisksAfter).or_else(|| began(report, Phase::Finish))?;
+        let runs_ms = began(report, Phase::Fetch)?;
         let ready_ms = self.ready_ms?;
         let limit = self.spec().bandwidth.map(|limit| limit.0 as f64);
         let promised = report.promise.as_ref().map(|promise| promise.link_bytes_per_s);
@@ -294,7 +295,9 @@ fn verdict(report: &Report, goals: &Goals, promise: &Promise) -> Vec<Verdict> {
         let measured = match goal {
             // Not known if the guest was paused before, or this daemon was started anew.
             Goal::MaxPause => (report.downtime_ms > 0.0).then_some(report.downtime_ms),
-            Goal::Within => Some(report.total_ms - time_of(report, Phase::Disks)),
+            Goal::Within => {
+                Some(report.total_ms - time_of(report, Phase::Disks) - time_of(report, Phase::DisksAfter))
+            }
             Goal::HostCpu => report.host_cpu.most(),
         };
         let kept = measured.map(|measured| measured <= wanted);

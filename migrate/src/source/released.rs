@@ -9,6 +9,7 @@ use super::devices;
 use super::disks_aside::put_aside;
 use super::error::{ReleaseError, SourceError};
 use super::frames;
+use super::served_disks;
 use super::session::Session;
 use super::stopped_qemu::Kept;
 use super::visits::{guest_runs_there, let_qemu_go};
@@ -41,6 +42,7 @@ pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, co
         copies.count_last().await;
     }
     add_to_report(&mut session, figures);
+    served_disks::end(&mut session).await;
     frames::end(&mut session, figures).await;
     if let Err(source) = release(&mut session, kept).await {
         let error = SourceError::NotReleased { to: session.to().clone(), source: Box::new(source) };
@@ -76,6 +78,9 @@ fn add_to_report(session: &mut Session, figures: &Complete) {
     devices::add_to_report(session, figures);
     if let Some(copies) = &session.copies {
         session.report.disks = copies.reports();
+    }
+    if let Some(served) = &session.served {
+        session.report.disks = served.reports();
     }
     tell_after(&mut session.report.disks, &figures.disk_io);
     tell_verified(&mut session.report.disks, &figures.verified_disks);

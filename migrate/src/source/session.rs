@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::disk_copies::DiskCopies;
 use super::error::{SourceError, Stop, unexpected};
+use super::served_disks::ServedDisks;
 use super::steering::Steering;
 use crate::frames::Copies;
 use crate::group::barrier::Membership;
@@ -39,6 +40,8 @@ pub(super) struct Session {
     pub counted: Counted,
     /// Copies of its guest's disks.
     pub copies: Option<DiskCopies>,
+    /// Its guest's images, once the guest is given up and as long as disks follow it.
+    pub served: Option<ServedDisks>,
     /// Its place among those that it moves with, in the process that has begun it.
     pub member: Option<Arc<Membership>>,
     /// Where its script waits for the devices of those that it moves with.
@@ -79,6 +82,7 @@ impl Session {
             clock,
             counted,
             copies: None,
+            served: None,
             member: None,
             resume: None,
             frames: Copies::default(),

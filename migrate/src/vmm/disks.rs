@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use vmove_qmp::QmpError;
 use vmove_qmp::disks::{
     CopyError, CopyOrder, CopyState, DiskCounters, DiskFact, ExportOrder, MoveOrder, MoveState, OldImage,
+    StreamState,
 };
 use vmove_types::disk_latency::DiskIo;
 
@@ -217,6 +218,15 @@ pub trait TakesDisks: Send + Sync + fmt::Debug {
     /// [`QmpError`].
     async fn flush_disks(&self, _images: &[PathBuf]) -> Result<(), QmpError> {
         Ok(())
+    }
+
+    /// Brings what these images lack from those below them, no more than `speed` bytes per second (0: no limit). How far each is; to be asked again
+    /// and again.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    async fn bring_disks(&self, images: &[PathBuf], _speed: u64) -> Result<Vec<StreamState>, QmpError> {
+        Ok(images.iter().map(|_| StreamState { whole: true, ..StreamState::default() }).collect())
     }
 
     /// What the guest has done with the disks on these images since it runs here; nothing where that is not counted.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use vmove_qmp::disks::{
     self, CopyError, CopyOrder, CopyState, DiskCounters, DiskFact, ExportOrder, MoveOrder, MoveState,
-    OldImage, Writes,
+    OldImage, StreamState, Writes,
 };
 use vmove_qmp::{Client, QmpError};
 use vmove_types::disk_latency::DiskIo;
@@ -129,6 +129,10 @@ impl TakesDisks for Monitor {
 
     async fn flush_disks(&self, images: &[PathBuf]) -> Result<(), QmpError> {
         disks::flush(self.client(), images).await
+    }
+
+    async fn bring_disks(&self, images: &[PathBuf], speed: u64) -> Result<Vec<StreamState>, QmpError> {
+        disks::stream(self.client(), images, speed).await
     }
 
     async fn io_of_images(&self, images: &[PathBuf]) -> Result<Vec<Option<DiskIo>>, QmpError> {

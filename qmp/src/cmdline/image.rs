@@ -64,7 +64,9 @@ impl CommandLine {
                 self.items[at].set_options(&options);
             }
             Place::Node(node) if overlay.alone => {
-                let over = node_over(&node, None, overlay, &options);
+                let direct = overlay.direct || is_direct(&options);
+                let overlay = Overlay { direct, ..overlay.clone() };
+                let over = node_over(&node, None, &overlay, &options);
                 self.items[at] = Item::new("-blockdev", over.to_string().as_str());
                 self.remove_below(&options)?;
             }
@@ -235,6 +237,11 @@ fn node_over(name: &str, base: Option<&str>, overlay: &Overlay, image: &Options)
         }
     }
     over
+}
+
+/// Whether a node bypasses the page cache.
+fn is_direct(options: &Options) -> bool {
+    options.all().iter().any(|(key, value)| key == "cache.direct" && matches!(value.as_str(), "on" | "true"))
 }
 
 fn off(options: &Options, key: &str) -> bool {

@@ -21,6 +21,7 @@ mod export;
 mod fact;
 mod mirror;
 mod relocate;
+mod stream;
 
 pub use compare::{
     PIECE, compared, end_comparison, export_left, export_present, export_writes, note_writes, writes_context,
@@ -35,6 +36,7 @@ pub use relocate::{
     MoveOrder, MoveState, OldImage, begin_move, close_old, has_moved, hold_move_in_step, move_state, switch,
     undo_move,
 };
+pub use stream::{StreamState, stream};
 
 /// QEMU answers within milliseconds, unless a server that it connects to does not.
 const TIMEOUT: Duration = Duration::from_secs(20);

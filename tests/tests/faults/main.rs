@@ -5,6 +5,7 @@ mod blows;
 mod control_groups;
 mod crashes;
 mod disks;
+mod disks_after;
 mod errors;
 mod failing_disk;
 mod groups;

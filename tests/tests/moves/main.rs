@@ -11,6 +11,7 @@ mod direct_io;
 mod disk_figures;
 mod disk_latency;
 mod disks;
+mod disks_after;
 mod doctor;
 mod embedded;
 mod events;

@@ -330,7 +330,7 @@ fn between(progress: &Progress) -> String {
 
 /// Bytes that are there, and in all: of disks while these are copied or compared.
 fn amounts(progress: &Progress) -> (u64, u64) {
-    if progress.phase != Phase::Disks {
+    if !matches!(progress.phase, Phase::Disks | Phase::DisksAfter) {
         let of_memory = (progress.bytes_done, progress.bytes_total);
         return progress.compared_disks.map_or(of_memory, |all| (all.bytes_done, all.bytes_total));
     }

@@ -3,10 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use vmove_memory::MemoryError;
 use vmove_node::blocking::TaskFailed;
+use vmove_node::image_server::ServeError;
 use vmove_qmp::cmdline::CommandLineError;
-use vmove_qmp::process::ProcessError;
 
 /// Why an image is not reached, or not served.
 #[derive(Debug, thiserror::Error)]
@@ -117,24 +116,9 @@ pub enum ImageError {
         /// The program.
         program: &'static str,
     },
-    /// The server failed.
-    #[error("{program} of {image} {how}: {last}")]
-    Server {
-        /// The program.
-        program: PathBuf,
-        /// The image.
-        image: PathBuf,
-        /// What it did.
-        how: &'static str,
-        /// The last line of its log.
-        last: String,
-    },
-    /// Starting or ending a server.
+    /// A server failed.
     #[error(transparent)]
-    Process(#[from] ProcessError),
-    /// Looking at the process of a server.
-    #[error(transparent)]
-    Look(#[from] MemoryError),
+    Serve(#[from] ServeError),
     /// A task broke off.
     #[error(transparent)]
     Task(#[from] TaskFailed),

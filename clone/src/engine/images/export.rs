@@ -1,39 +1,27 @@
 //! The parent's node serves frozen images, read-only, to the hosts that do not see them.
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::disk::{Disk, EXPORT, Exported};
+use crate::disk::{Disk, Exported};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
-use vmove_memory::Process;
 use vmove_node::files::write_atomically;
+use vmove_node::image_server::{self, Image, end_in, lives, start};
 use vmove_node::peer::{BoxedStream, PeerTarget};
 use vmove_node::peer::{Hello, SessionId, Status, Token};
-use vmove_qmp::QemuProcess;
 use vmove_qmp::confine::Confinement;
-use vmove_qmp::process::log_in;
 
 use super::{RECORD, ServedImages, join, remove};
 use crate::engine::ForkEngine;
 use crate::engine::error::ImageError;
 use crate::engine::message::{ToHost, ToParent};
-use vmove_node::blocking::run_blocking;
 use vmove_types::problem::chain;
 
-const PROGRAM: &str = "qemu-nbd";
-/// Its option for the socket.
-const SOCKET: &str = "--socket=";
-/// For a server to open its image.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often hosts are asked whether they still read, and servers looked at.
 const LOOK_INTERVAL: Duration = Duration::from_secs(3);
-/// For a server to end.
-const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is served to whom, on disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,13 +41,6 @@ pub(super) struct ExportRecord {
     /// Process ids of the servers, with their start times (written with the boot), in the order of the images.
     #[serde(with = "vmove_node::boot::processes")]
     servers: Vec<(u32, u64)>,
-}
-
-/// An image that is served.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Image {
-    pub file: PathBuf,
-    pub format: String,
 }
 
 /// Images under way to other hosts.
@@ -85,13 +66,8 @@ pub struct Wanted<'a> {
 
 /// The server of images that belongs to a QEMU: beside it, or on the `PATH`. Or what to install.
 pub fn find_server(qemu: &str, node: &str) -> Result<PathBuf, ImageError> {
-    let beside = Path::new(qemu).canonicalize().ok().filter(|_| qemu.contains('/'));
-    let beside = beside.as_deref().and_then(Path::parent).map(Path::to_owned);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut folders = beside.into_iter().chain(std::env::split_paths(&path)).map(|dir| dir.join(PROGRAM));
-    folders
-        .find(|program| program.is_file())
-        .ok_or_else(|| ImageError::NoServer { node: node.to_owned(), program: PROGRAM })
+    image_server::find(qemu)
+        .ok_or_else(|| ImageError::NoServer { node: node.to_owned(), program: image_server::PROGRAM })
 }
 
 impl ServedImages {
@@ -170,7 +146,7 @@ impl ServedImages {
         }
         let dir = self.folder("out", record.session);
         // One that was started and not yet written down would be in the way of another.
-        end_servers(&dir).await;
+        end_in(&dir).await;
         record.servers.clear();
         record.serve_again(&dir).await;
         if let Some(export) = self.lock().exports.get_mut(&record.session) {
@@ -208,28 +184,8 @@ fn prepare(dir: &Path) -> Result<(), ImageError> {
 
 /// Ends the servers of an export, and removes what is left of it.
 async fn end(dir: &Path) {
-    end_servers(dir).await;
+    end_in(dir).await;
     remove(dir);
-}
-
-/// Ends whatever serves on a socket in this folder. Servers leave the folder that they were started in, but not their command line.
-async fn end_servers(dir: &Path) {
-    let serves = |pid: u32| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let sockets = line.split(|byte| *byte == 0).filter_map(|word| word.strip_prefix(SOCKET.as_bytes()));
-        sockets.map(|path| Path::new(OsStr::from_bytes(path))).any(|path| path.parent() == Some(dir))
-    };
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for pid in pids.into_iter().filter(|pid| serves(*pid)) {
-        // Gone already, or the id has been reused before we held it.
-        let Some(server) = QemuProcess::adopt(pid, &log_in(dir)).ok().filter(|_| serves(pid)) else {
-            continue;
-        };
-        if let Err(error) = server.quit(None, END_TIMEOUT).await {
-            tracing::error!(pid, why = %chain(&error), "a server of images does not end");
-        }
-    }
 }
 
 impl ExportRecord {
@@ -256,7 +212,8 @@ impl ExportRecord {
             if self.servers.get(number).is_some_and(|server| lives(*server)) {
                 continue;
             }
-            let server = start(&self.program, image, number, dir, &self.confinement).await?;
+            let socket = Exported::socket(dir, number);
+            let server = start(&self.program, image, (dir, &socket), &self.confinement).await?;
             if number < self.servers.len() {
                 self.servers[number] = server;
             } else {
@@ -265,59 +222,6 @@ impl ExportRecord {
         }
         self.write(dir)
     }
-}
-
-fn lives((pid, started): (u32, u64)) -> bool {
-    Process::reopen(pid, started).is_ok_and(|process| process.alive())
-}
-
-/// Starts a server and waits until it answers. It outlives the daemon.
-async fn start(
-    program: &Path,
-    image: &Image,
-    number: usize,
-    dir: &Path,
-    rights: &Confinement,
-) -> Result<(u32, u64), ImageError> {
-    let socket = Exported::socket(dir, number);
-    let _ = std::fs::remove_file(&socket);
-    let word = |key: &str, value: &Path| {
-        let mut word = OsString::from(key);
-        word.push(value);
-        word
-    };
-    let argv = [
-        program.as_os_str().to_owned(),
-        "--read-only".into(),
-        "--persistent".into(),
-        // As many readers as there are children.
-        "--shared=0".into(),
-        format!("--format={}", image.format).into(),
-        format!("--export-name={EXPORT}").into(),
-        word(SOCKET, &socket),
-        "--".into(),
-        image.file.as_os_str().to_owned(),
-    ];
-    let log = log_in(dir);
-    let (folder, to, rights) = (dir.to_owned(), log.clone(), rights.clone());
-    let server = run_blocking(move || QemuProcess::spawn(&argv, &folder, &to, &rights)).await??;
-    let failed = |how: &'static str| {
-        let text = std::fs::read_to_string(&log).unwrap_or_default();
-        let last = text.lines().next_back().unwrap_or_default().to_owned();
-        ImageError::Server { program: program.to_owned(), image: image.file.clone(), how, last }
-    };
-    let deadline = tokio::time::Instant::now() + OPEN_TIMEOUT;
-    while UnixStream::connect(&socket).await.is_err() {
-        if tokio::time::timeout(Duration::from_millis(10), server.exited()).await.is_ok() {
-            return Err(failed("ended"));
-        }
-        if tokio::time::Instant::now() > deadline {
-            server.kill_now();
-            return Err(failed("does not answer"));
-        }
-    }
-    let started = Process::open(server.pid())?.start_time();
-    Ok((server.pid(), started))
 }
 
 impl ForkEngine {
@@ -394,7 +298,7 @@ mod tests {
                 token: Token::random(),
                 fork: fork.to_owned(),
                 parent: "web".to_owned(),
-                program: PROGRAM.into(),
+                program: image_server::PROGRAM.into(),
                 images: Vec::new(),
                 confinement: Confinement::default(),
                 hosts: Vec::new(),

@@ -175,6 +175,7 @@ pub async fn check(
         devices: parts(query.devices.as_deref())?,
         disks: parts(query.disks.as_deref())?,
         disk_map: parts(query.disk_map.as_deref())?,
+        disks_after: query.disks_after.unwrap_or_default(),
         mode: query.mode.unwrap_or_default(),
         bandwidth: query.bandwidth.map(Bandwidth),
         max_downtime_ms: query.max_downtime_ms.unwrap_or(default.max_downtime_ms),

@@ -1,0 +1,202 @@
+//! Disks that follow their guest are brought here, one after the other, once its memory is.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use vmove_node::record::VmRecord;
+use vmove_qmp::QmpError;
+use vmove_qmp::disks::StreamState;
+use vmove_types::disk::DiskProgress;
+use vmove_types::problem::chain;
+use vmove_types::time::Mono;
+
+use super::images;
+use super::session::Session;
+use crate::node::Node;
+use crate::vmm::ArrivingMonitor;
+
+/// How often it is looked how far they are.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// Until QEMU is asked again after an error.
+const TRY_AGAIN: Duration = Duration::from_secs(2);
+
+/// What is left to be brought.
+#[derive(Debug)]
+pub(super) enum Streaming {
+    NotYet,
+    UnderWay(Work),
+    /// Nothing; or no disk follows.
+    Done,
+}
+
+/// A task, which ends with this.
+#[derive(Debug)]
+pub(super) struct Work {
+    task: JoinHandle<()>,
+    seen: watch::Receiver<Seen>,
+}
+
+/// How far it is.
+#[derive(Debug, Clone, Default)]
+struct Seen {
+    disks: Vec<DiskProgress>,
+    whole: bool,
+    warning: Option<String>,
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Streaming {
+    /// Whether all disks are here. Begins to bring them if that has not been done, and shows how far that is.
+    pub(super) fn is_done(&mut self, session: &Session) -> bool {
+        if matches!(self, Self::NotYet) {
+            *self = Work::begin(session).map_or(Self::Done, Self::UnderWay);
+        }
+        let Self::UnderWay(work) = self else { return true };
+        let Seen { disks, whole, warning } = work.seen.borrow_and_update().clone();
+        session.publisher.update(|p| {
+            p.disks = disks;
+            if warning != p.warning {
+                p.warning = warning;
+            }
+        });
+        if whole {
+            *self = Self::Done;
+        }
+        whole
+    }
+}
+
+impl Work {
+    /// Nothing if no disk follows.
+    fn begin(session: &Session) -> Option<Self> {
+        let record = session.journal.record();
+        if !record.prepare.spec.disks_after {
+            return None;
+        }
+        let (paths, names) = (images::paths(&record.prepare), images::names(&record.prepare));
+        let vm = record.vm.clone()?;
+        let speed = record.prepare.spec.bandwidth.map_or(0, |limit| limit.0);
+        let (sender, seen) = watch::channel(Seen::default());
+        let bringing = Bringing {
+            node: Arc::clone(&session.node),
+            source: record.prepare.source.clone(),
+            vm,
+            paths,
+            speed,
+            disks: names.into_iter().map(Followed::new).collect(),
+        };
+        Some(Self { task: vmove_node::task::spawn(bringing.run(sender)), seen })
+    }
+}
+
+struct Bringing {
+    node: Arc<Node>,
+    /// The source's name.
+    source: String,
+    vm: VmRecord,
+    paths: Vec<PathBuf>,
+    speed: u64,
+    disks: Vec<Followed>,
+}
+
+struct Followed {
+    name: String,
+    /// For the rate: when, and how much was dealt with then.
+    looked: Option<(Mono, u64)>,
+    rate: f64,
+}
+
+impl Bringing {
+    /// Goes on until all are here.
+    async fn run(mut self, sender: watch::Sender<Seen>) {
+        let mut monitor: Option<Arc<dyn ArrivingMonitor>> = None;
+        loop {
+            let seen = match self.look(&mut monitor).await {
+                Ok(states) => self.seen(&states),
+                Err(error) => {
+                    monitor = None;
+                    let disks = sender.borrow().disks.clone();
+                    Seen { disks, whole: false, warning: Some(self.stuck(&chain(&error))) }
+                }
+            };
+            let pause = if seen.warning.is_some() { TRY_AGAIN } else { LOOK_INTERVAL };
+            if let Some(warning) =
+                seen.warning.as_ref().filter(|new| sender.borrow().warning.as_ref() != Some(new))
+            {
+                tracing::warn!("{warning}");
+            }
+            let whole = seen.whole;
+            sender.send_replace(seen);
+            if whole {
+                return tracing::info!(
+                    disks = self.disks.len(),
+                    "the disks that followed the guest are here"
+                );
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn look(
+        &self,
+        monitor: &mut Option<Arc<dyn ArrivingMonitor>>,
+    ) -> Result<Vec<StreamState>, QmpError> {
+        let at = match monitor {
+            Some(monitor) => monitor,
+            None => monitor.insert(self.node.config.vmm.reconnect(&self.vm).await?),
+        };
+        at.bring_disks(&self.paths, self.speed).await
+    }
+
+    fn stuck(&self, why: &str) -> String {
+        format!(
+            "what the guest's disks lack does not come from {}, trying on: {why}; see to {0} and its images, or to room here, and the guest has all of its disks",
+            self.source
+        )
+    }
+
+    fn seen(&mut self, states: &[StreamState]) -> Seen {
+        let now = Mono::now();
+        let disks =
+            self.disks.iter_mut().zip(states).map(|(disk, state)| disk.progress(state, now)).collect();
+        let error = states.iter().find_map(|state| state.error.as_deref());
+        Seen {
+            disks,
+            whole: states.iter().all(|state| state.whole),
+            warning: error.map(|why| self.stuck(why)),
+        }
+    }
+}
+
+impl Followed {
+    const fn new(name: String) -> Self {
+        Self { name, looked: None, rate: 0.0 }
+    }
+
+    fn progress(&mut self, state: &StreamState, now: Mono) -> DiskProgress {
+        let (since, bytes) = *self.looked.get_or_insert((now, state.done));
+        let took = now.since(since);
+        if took >= LOOK_INTERVAL {
+            self.rate = state.done.saturating_sub(bytes) as f64 / took.as_secs_f64();
+            self.looked = Some((now, state.done));
+        }
+        let left = state.total.saturating_sub(state.done) as f64;
+        DiskProgress {
+            name: self.name.clone(),
+            bytes_total: state.total,
+            bytes_done: state.done,
+            rate_bytes_per_s: if state.whole { 0.0 } else { self.rate },
+            eta_ms: (self.rate > 0.0 && !state.whole).then(|| left / self.rate * 1e3),
+            in_step: state.whole,
+            io: None,
+        }
+    }
+}
