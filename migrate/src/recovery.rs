@@ -218,7 +218,12 @@ impl Engine {
     fn enter_source(&self, r: &SourceRecord) -> Option<Publisher> {
         match r.state {
             // Or an operator has freed what was left here of a guest that was given away.
-            SourceState::Released | SourceState::Committed if r.freed => return None,
+            SourceState::Released | SourceState::Committed if r.freed => {
+                if r.state == SourceState::Released {
+                    source::guard(&self.node, r);
+                }
+                return None;
+            }
             SourceState::Aborted if !self.is_to_be_put_back(r) => {
                 if r.untold {
                     source::tell_later(&self.node, r.clone(), None);

@@ -111,7 +111,9 @@ impl Complete {
             | ToDestination::FinalEnd
             | ToDestination::Hashes(_)
             | ToDestination::HashesEnd
-            | ToDestination::HostCpu(_) => {}
+            | ToDestination::HostCpu(_)
+            // It is told that the guest is whole here.
+            | ToDestination::RunsHere => {}
             ToDestination::Resume(SourceStand::Committed) => {
                 control.send(&ToSource::Resume(DestinationStand::Complete)).await?;
                 control.send(&ToSource::Complete(self.figures.clone())).await?;

@@ -40,6 +40,7 @@ mod slow_faults;
 mod switchover;
 mod verify;
 mod vm_files;
+mod whose;
 mod window;
 
 use std::path::{Path, PathBuf};

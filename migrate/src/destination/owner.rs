@@ -17,9 +17,10 @@ use super::page_messages::take_hashes;
 use super::session::{Control, End, Event, Session, Waited, qemu_lives};
 use super::verify::SourceHashes;
 use super::vm_files::remove_ended;
+use super::whose::{self, Whose};
 use crate::devices::{missing, told};
 use crate::owed::TRY_AGAIN;
-use crate::ownership::DestinationEvent;
+use crate::ownership::{DestinationEvent, DestinationState};
 use crate::proto::message::{self, DestinationStand, Running, SourceStand, ToDestination, ToSource};
 use crate::visits::{Listening, Said, VisitStand};
 use crate::vmm::QemuHandle;
@@ -46,6 +47,8 @@ pub(super) struct Owner {
     giving: Giving,
     /// What came of its disks is on disk.
     flushing: Flushing,
+    /// The source has asked whose the guest is, and was not answered.
+    asked: bool,
     /// What is known of the other guests of its group.
     others: watch::Sender<Others>,
     /// Of a guest that came for a visit: what is said of that.
@@ -98,6 +101,7 @@ impl Owner {
             runs_since,
             giving,
             flushing,
+            asked: false,
             others,
             visit,
             visit_end,
@@ -167,6 +171,10 @@ impl Owner {
             if self.ended_on_visit() {
                 control = Some(open);
                 continue;
+            }
+            if session.state() == DestinationState::Gone {
+                session.remove(None, end.stays()).await;
+                return None;
             }
             open.tell_failure(&end).await;
             session.give_up_owned(end.why());
@@ -354,6 +362,9 @@ impl Owner {
         session.publisher.enter(Phase::Fetch);
         let running = Running { resumed_at: resumed.at, pages_left: resumed.pages_left };
         let told = if resumed.earlier { Ok(()) } else { control.send(&ToSource::Running(running)).await };
+        if session.files.of_libvirt && resumed.at.is_some() {
+            session.write_owing(|r| r.ran = true);
+        }
         resumed.recorded().await?;
         Ok(told?)
     }
@@ -380,6 +391,9 @@ impl Owner {
                 if !self.ended_on_visit() {
                     self.needed().map_or(Ok(()), qemu_lives)?;
                 }
+                if self.asked {
+                    self.tell_whose(session, control).await?;
+                }
                 session.tell_progress(control).await?;
             }
             _ => {}
@@ -397,6 +411,10 @@ impl Owner {
             // Said again.
             ToDestination::Commit => {}
             ToDestination::AllAttached => self.hear_of_others(Others::HaveDevices),
+            ToDestination::RunsHere => {
+                self.asked = true;
+                self.tell_whose(session, control).await?;
+            }
             ToDestination::Resume(stand) => {
                 control.send(&ToSource::Resume(DestinationStand::Owner)).await?;
                 self.hashes = SourceHashes::default();
@@ -412,6 +430,27 @@ impl Owner {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Tells a source in which libvirt has had the guest run whose it is, once that is known. If it is the source's, QEMU here is ended first.
+    async fn tell_whose(&mut self, session: &mut Session, control: &mut Control) -> Result<(), End> {
+        match whose::look(session, &*self.process, self.runs_since.is_some()).await {
+            Whose::Unknown => return Ok(()),
+            Whose::Ours => {
+                let resumed_at = self.runs_since.or(Some(Mono::now()));
+                let pages_left = session.files.memory.left();
+                control.send(&ToSource::Running(Running { resumed_at, pages_left })).await?;
+            }
+            Whose::TheSources => {
+                self.process.end_for_good().await.map_err(DestinationError::Kill)?;
+                session.advance_owing(DestinationEvent::NeverRan)?;
+                // If that is lost, the source asks, and is answered from the journal.
+                let _ = control.send(&ToSource::Resume(DestinationStand::Gone)).await;
+                return Err(DestinationError::RunsAtSource.into());
+            }
+        }
+        self.asked = false;
         Ok(())
     }
 

@@ -369,6 +369,7 @@ async fn room(
         mode: None,
         final_applied: false,
         let_go: false,
+        ran: false,
         fabric: kind,
         released: false,
         abandoned: false,

@@ -335,6 +335,9 @@ pub enum ToDestination {
     Resume(SourceStand),
     /// Now and then, of a migration with a share of the processors to keep.
     HostCpu(SourceCpu),
+    /// libvirt has had the guest run at the source, after the commit. Answered by [`ToSource::Running`] if it has run at the destination, and by
+    /// [`DestinationStand::Gone`] if it has not: its QEMU there has ended then.
+    RunsHere,
 }
 
 impl ToDestination {
@@ -360,6 +363,7 @@ impl ToDestination {
             Self::Released(_) => "Released",
             Self::Resume(_) => "Resume",
             Self::HostCpu(_) => "HostCpu",
+            Self::RunsHere => "RunsHere",
         }
     }
 }

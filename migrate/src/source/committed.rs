@@ -12,6 +12,7 @@ use super::conversation::{Heard, Serving, Until};
 use super::devices::bring_back;
 use super::error::{SourceError, Stop};
 use super::final_pages::FinalPages;
+use super::hold::Hold;
 use super::memory::SourceMemory;
 use super::page_service::{PageService, Terms};
 use super::released;
@@ -25,7 +26,6 @@ use crate::history::ENDED_BY_OPERATOR;
 use crate::kept_memory::{is_kept, let_memory_go};
 use crate::ownership::SourceEvent;
 use crate::proto::message::{Complete, DestinationStand, Running, SourceStand, ToDestination, ToSource};
-use crate::vmm::Leaving;
 use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::{HelloError, LinkError};
 use vmove_types::problem::chain;
@@ -49,6 +49,14 @@ pub(super) struct Committed {
     pub serving: Option<(PageService, FinalPages)>,
     /// The destination has said that the guest runs there.
     pub runs_there: bool,
+    /// libvirt was found to have had the guest run here.
+    pub returned: bool,
+    /// Keeps the guest from running here, where libvirt may have it run all the same.
+    pub hold: Hold,
+    /// The destination is asked, over this connection, whose the guest is.
+    pub asked: bool,
+    /// It has said that the guest is its own.
+    pub is_theirs: bool,
     /// It waits, over this connection, for the word that those have their devices that the guest moves with.
     pub awaits_others: bool,
 }
@@ -75,6 +83,14 @@ impl<E: Into<SourceError>> From<E> for Why {
     }
 }
 
+/// What happens here.
+enum News {
+    /// Those with whom the guest moves have theirs.
+    OthersHaveDevices,
+    /// libvirt has had the guest run here.
+    Returned,
+}
+
 /// What the destination says of itself.
 enum Answer {
     /// How far it is.
@@ -89,12 +105,20 @@ type Whole = (Box<Complete>, Control);
 impl Committed {
     /// Of a session that had committed before this daemon was started anew, or that had stopped trying.
     pub(super) const fn journaled() -> Self {
-        Self { kept: Kept::Journaled, serving: None, runs_there: false, awaits_others: false }
+        Self {
+            kept: Kept::Journaled,
+            serving: None,
+            runs_there: false,
+            returned: false,
+            hold: Hold::none(),
+            asked: false,
+            is_theirs: false,
+            awaits_others: false,
+        }
     }
 
     /// Stays until the destination is whole, over as many connections as it takes. `control`: the one over which it is told first.
     pub(super) async fn run(mut self, mut session: Session, control: Option<Control>) {
-        let again = self.kept.watch();
         let home = visits::came_home(&session, control.is_none());
         tokio::pin!(home);
         let mut conversation = match control {
@@ -102,8 +126,7 @@ impl Committed {
                 tokio::select! {
                     biased;
                     conversation = self.first_conversation(&mut session, control) => conversation,
-                    figures = &mut home => return released::run(session, self.kept, &figures, None).await,
-                    () = runs_again(again.clone()) => return by_libvirt::runs_here_again(session, self.kept).await,
+                    figures = &mut home => return released::run(session, (self.kept, self.hold), &figures, None).await,
                 }
             }
             None => Err(Box::new(Lost { why: SourceError::StartedAnew.into(), control: None })),
@@ -115,7 +138,7 @@ impl Committed {
                 Ok((figures, control)) => {
                     // The page connections end; then the memory is no longer registered.
                     drop(self.serving);
-                    return released::run(session, self.kept, &figures, Some(control)).await;
+                    return released::run(session, (self.kept, self.hold), &figures, Some(control)).await;
                 }
                 Err(lost) => *lost,
             };
@@ -127,8 +150,8 @@ impl Committed {
                 Why::GivenBack => return self.take_back(session, control).await,
                 Why::ForGood(error) => {
                     let why = chain(&error);
-                    if by_libvirt::goes_on_here(&session, again, &why).await {
-                        return by_libvirt::runs_here_again(session, self.kept).await;
+                    if by_libvirt::goes_on_here(&session, &self.hold, &why).await {
+                        return by_libvirt::runs_here_again(session, self.kept, self.hold).await;
                     }
                     return given_up(session, why).await;
                 }
@@ -149,9 +172,8 @@ impl Committed {
             let another = tokio::select! {
                 biased;
                 another = self.another_conversation(&mut session) => Some(another),
-                figures = &mut home => return released::run(session, self.kept, &figures, None).await,
+                figures = &mut home => return released::run(session, (self.kept, self.hold), &figures, None).await,
                 () = abandon.asked() => None,
-                () = runs_again(again.clone()) => return by_libvirt::runs_here_again(session, self.kept).await,
             };
             let Some(another) = another else {
                 return given_up(session, chain(&SourceError::Abandoned)).await;
@@ -167,8 +189,15 @@ impl Committed {
     }
 
     fn reconnecting(&mut self, session: &Session, error: &SourceError) {
-        let error = chain(error);
+        let mut error = chain(error);
         tracing::warn!(error, "destination lost; dialling again");
+        if self.hold.has_returned() {
+            let (to, id) = (session.to(), session.journal.record().id);
+            error = format!(
+                "{error}; libvirt has the guest run here, where it stands still until {to} has said whether it ran there: \
+                 if that is lost for good, `vmove reclaim {id} --guest-is-lost`"
+            );
+        }
         if let Some((pages, last)) = &mut self.serving {
             pages.close();
             // Named anew once the destination has the page connections again.
@@ -190,12 +219,19 @@ impl Committed {
         let whole = match told {
             Ok(()) => {
                 session.frames.given_up();
+                self.begin_to_hold(session);
                 self.hash(session);
                 self.converse(session, &mut control).await
             }
             Err(error) => Err(error.into()),
         };
         ended(whole, control)
+    }
+
+    /// Not before the commit is sent, if it is sent: the guest would wait for it.
+    fn begin_to_hold(&mut self, session: &Session) {
+        let memory = self.serving.as_ref().map(|(pages, _)| Arc::clone(&pages.memory));
+        self.hold.begin(session, &self.kept, memory, self.returned);
     }
 
     /// Begins to hash for `--verify`. Not before the commit is sent: it would wait behind the hashes, and the guest with it.
@@ -209,6 +245,7 @@ impl Committed {
 
     /// Dials again, says that the guest was given up, and serves what is still missing.
     async fn another_conversation(&mut self, session: &mut Session) -> Result<Whole, Box<Lost>> {
+        self.begin_to_hold(session);
         session.report.recoveries += 1;
         let dialled = Control::dial(session, session.journal.record().token).await;
         let mut control = dialled.map_err(|error| {
@@ -227,6 +264,7 @@ impl Committed {
     async fn take_up(&mut self, session: &mut Session, control: &mut Control) -> Result<Box<Complete>, Why> {
         // It says so again.
         self.awaits_others = false;
+        self.asked = false;
         control.send(&ToDestination::Resume(SourceStand::Committed)).await?;
         let answer = timeout(ANSWER_TIMEOUT, self.answer(session, control)).await;
         let no_answer =
@@ -271,14 +309,29 @@ impl Committed {
                 None => Serving::Nothing,
             };
             let others = others_have_devices(session.resume.clone(), self.awaits_others);
-            match session.next_until(control, serving, others).await? {
-                Until::Over(()) => {
+            let (hold, asked) = (&self.hold, self.asked);
+            let news = async {
+                tokio::select! {
+                    biased;
+                    () = others => News::OthersHaveDevices,
+                    () = hold.returned(), if !asked => News::Returned,
+                }
+            };
+            match session.next_until(control, serving, news).await? {
+                Until::Over(News::OthersHaveDevices) => {
                     control.send(&ToDestination::AllAttached).await?;
                     self.awaits_others = false;
+                }
+                Until::Over(News::Returned) => {
+                    control.send(&ToDestination::RunsHere).await?;
+                    self.asked = true;
                 }
                 Until::Heard(heard) => {
                     if let Some(Answer::Whole(figures)) = self.heard(session, heard)? {
                         return Ok(figures);
+                    }
+                    if std::mem::take(&mut self.is_theirs) {
+                        session.report.ended_copy = std::mem::take(&mut self.hold).end().await;
                     }
                 }
             }
@@ -307,7 +360,9 @@ impl Committed {
     }
 
     fn guest_runs_there(&mut self, session: &mut Session, running: Running) {
-        self.runs_there = true;
+        // libvirt's word is not needed for one that was paused before.
+        self.runs_there = running.resumed_at.is_some() || session.vm().libvirt.is_none();
+        self.is_theirs = self.asked && self.runs_there;
         if let Some((pages, _)) = &mut self.serving {
             pages.book_answers();
         }
@@ -339,7 +394,7 @@ impl Committed {
     async fn take_back(self, mut session: Session, control: Option<Control>) {
         session.frames = Copies::default();
         if session.vm().libvirt.is_some() {
-            return by_libvirt::given_back(session, self.kept).await;
+            return by_libvirt::given_back(session, self.kept, self.hold).await;
         }
         // Safe without its line: a daemon started anew that finds Committed asks, and the destination stays gone.
         if let Err(error) = session.advance_owing(SourceEvent::PeerGone) {
@@ -365,14 +420,6 @@ impl Committed {
             Ok(()) => session.end_badly(format!("{}; {}", stop.why(), told(&lacks)), GuestPlace::Source),
             Err(error) => not_back(&session, &stop.why(), &error),
         }
-    }
-}
-
-/// Ends when libvirt has the guest run here again. Never if it is not libvirt's, or its QEMU has ended. Cancel-safe.
-async fn runs_again(qemu: Option<Arc<dyn Leaving>>) {
-    match qemu {
-        Some(qemu) => qemu.runs_again().await,
-        None => std::future::pending().await,
     }
 }
 

@@ -48,8 +48,6 @@ fn expected(step: Step, blow: Blow) -> Option<Then> {
         (_, Blow::HookFails) => None,
         // It would take the guest that runs in it with it.
         (Runs | Ended, Blow::DestinationQemu) => None,
-        // libvirt at the source does not hear that the guest runs there, and has it run here, too: docs/libvirt.md.
-        (Runs, Blow::DestinationLibvirtd) => None,
         (Runs | Ended, _) => Some(Then::Arrives),
         (BeforeHook | Rounds, _) | (_, Blow::DestinationQemu) => Some(Then::Stays),
         (Stopped, Blow::SourceVmoved | Blow::DestinationVmoved) => Some(Then::Stays),
