@@ -127,6 +127,9 @@ impl Engine {
             else {
                 continue;
             };
+            if journal.record().state == DestinationState::Gone {
+                destination::end_if_stuck(&self.node, journal.record());
+            }
             match journal.record().state {
                 DestinationState::Filling => removing.push(spawn(Arc::clone(self).discard(journal))),
                 // Killed before everything was removed, or something could not be. Not while one that came later holds the VM: what is here may be

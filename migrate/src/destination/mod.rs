@@ -48,7 +48,7 @@ use std::path::{Path, PathBuf};
 use vmove_node::peer::SessionId;
 
 pub(crate) use session::Arrival;
-pub(crate) use setup::{adopt, discard, enter_again, serve_new, tidy};
+pub(crate) use setup::{adopt, discard, end_if_stuck, enter_again, serve_new, tidy};
 pub(crate) use vm_files::remove_ended;
 
 /// The page map of a RAM block of the guest that a session brings, or has brought, here.

@@ -231,7 +231,7 @@ impl Committed {
     /// Not before the commit is sent, if it is sent: the guest would wait for it.
     fn begin_to_hold(&mut self, session: &Session) {
         let memory = self.serving.as_ref().map(|(pages, _)| Arc::clone(&pages.memory));
-        self.hold.begin(session, &self.kept, memory, self.returned);
+        self.hold.begin(session, self.kept.watch(), memory, self.returned);
     }
 
     /// Begins to hash for `--verify`. Not before the commit is sent: it would wait behind the hashes, and the guest with it.

@@ -9,7 +9,6 @@ use tokio::task::JoinHandle;
 
 use super::memory::SourceMemory;
 use super::session::Session;
-use super::stopped_qemu::Kept;
 use crate::node::Node;
 use crate::publish::Publisher;
 use crate::records::SourceRecord;
@@ -72,7 +71,7 @@ impl Hold {
     pub(super) fn begin(
         &mut self,
         session: &Session,
-        kept: &Kept,
+        qemu: Option<Arc<dyn Leaving>>,
         memory: Option<Arc<SourceMemory>>,
         returned: bool,
     ) {
@@ -80,7 +79,6 @@ impl Hold {
         if self.0.is_some() || vm.libvirt.is_none() || node.config.vmm.has_ended(&vm) {
             return;
         }
-        let qemu = kept.watch();
         let (stands, stand) = watch::channel(Stand { fence: Fence::Rising, returned: false });
         let task = spawn(keep(Arc::clone(&node), vm.clone(), qemu.clone(), memory, (stands, returned)));
         self.0 = Some(Holding { node, vm, qemu, stand, task });
