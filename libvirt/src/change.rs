@@ -4,6 +4,7 @@
 //! keeps, so that it can be put back.
 
 use std::ops::Range;
+use std::path::Path;
 
 use roxmltree::{Document, Node};
 
@@ -45,8 +46,8 @@ impl Domain {
         if !why.is_empty() {
             return Err(DomainError::NotMovable { domain: self.name().to_owned(), why });
         }
-        if self.is_enabled() {
-            return Ok(self.xml().to_owned());
+        if let Some(monitor) = self.monitor() {
+            return self.with_own_monitor(monitor);
         }
         let document = Document::parse(self.xml())?;
         let root = root(&document)?;
@@ -54,6 +55,20 @@ impl Domain {
         let noted = memory(root, self.xml(), &mut edits);
         note(root, self.xml(), &noted, &mut edits);
         monitor(root, self.xml(), self.uuid(), &mut edits);
+        Ok(edits.made(self.xml()))
+    }
+
+    /// Its XML with the monitor named after itself, which is another one in a copy of an enabled domain, and in one that was enabled long ago.
+    fn with_own_monitor(&self, now: &Path) -> Result<String, DomainError> {
+        let document = Document::parse(self.xml())?;
+        let mut edits = Edits::default();
+        for (node, _) in arguments(root(&document)?)
+            .into_iter()
+            .filter(|(_, value)| socket_of(value).is_some_and(|socket| socket == now))
+        {
+            let text = &self.xml()[node.range()];
+            edits.replace(node.range(), text.replace(&*now.to_string_lossy(), &socket(self.uuid())));
+        }
         Ok(edits.made(self.xml()))
     }
 
@@ -160,7 +175,7 @@ fn note(root: Node<'_, '_>, xml: &str, noted: &[(&'static str, String)], edits: 
 /// The monitor. Named as libvirt's profile of AppArmor is, by the UUID: one rule then allows each QEMU its own and no other. A name may also be too long for a
 /// socket, and hold what QEMU takes for another option.
 fn monitor(root: Node<'_, '_>, xml: &str, uuid: &str, edits: &mut Edits) {
-    let values = ["-qmp".to_owned(), format!("unix:{SOCKETS}/libvirt-{uuid}.qmp,server=on,wait=off")];
+    let values = ["-qmp".to_owned(), format!("unix:{},server=on,wait=off", socket(uuid))];
     let line = root.children().find(|node| node.has_tag_name((QEMU_NAMESPACE, "commandline")));
     if let Some(line) = line.filter(|line| !xml[line.range()].ends_with("/>")) {
         let text = &xml[line.range()];
@@ -176,6 +191,10 @@ fn monitor(root: Node<'_, '_>, xml: &str, uuid: &str, edits: &mut Edits) {
         format!("  <qemu:commandline xmlns:qemu='{QEMU_NAMESPACE}'>\n{more}  </qemu:commandline>\n");
     let end = line_start(xml, root.range().end - "</domain>".len());
     edits.replace(end..end, element);
+}
+
+fn socket(uuid: &str) -> String {
+    format!("{SOCKETS}/libvirt-{uuid}.qmp")
 }
 
 /// After `<uuid>`, on a line of its own. libvirt takes elements in any order.
@@ -226,6 +245,25 @@ mod tests {
         let enabled = there_and_back(PLAIN);
         assert!(enabled.xml().contains("<access mode='shared'/>"));
         assert_eq!(enabled.monitor().unwrap().to_str(), Some("/run/libvirt/vmove/libvirt-u-1.qmp"));
+    }
+
+    #[test]
+    fn a_copy_gets_a_monitor_of_its_own() {
+        let enabled = there_and_back(PLAIN);
+        for of in ["u-2", "other-than-both"] {
+            let copy = Domain::read(&enabled.xml().replace("<uuid>u-1<", &format!("<uuid>{of}<"))).unwrap();
+            let error = copy.own_monitor().unwrap_err().to_string();
+            assert!(
+                error.contains("libvirt-u-1.qmp") && error.contains("vmove libvirt enable web"),
+                "{error}"
+            );
+            let mended = Domain::read(&copy.enabled().unwrap()).unwrap();
+            assert!(mended.own_monitor().unwrap().is_some(), "{}", mended.xml());
+            assert_eq!(mended.disabled().unwrap(), PLAIN.replace("<uuid>u-1<", &format!("<uuid>{of}<")));
+        }
+        // As the first release of this named it.
+        let older = enabled.xml().replace("libvirt-u-1.qmp", "u-1.qmp");
+        assert_eq!(Domain::read(&older).unwrap().enabled().unwrap(), enabled.xml());
     }
 
     #[test]

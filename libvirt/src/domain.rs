@@ -24,6 +24,18 @@ pub enum DomainError {
         /// All reasons.
         why: Vec<String>,
     },
+    /// It was copied from another one that is enabled.
+    #[error(
+        "Domain {domain} names the monitor of another domain ({}), as a copy of that does (virt-clone, virsh dumpxml and define): \
+         `vmove libvirt enable {domain}` gives it its own, from its next start on",
+        path.display()
+    )]
+    Copied {
+        /// Its name.
+        domain: String,
+        /// The socket.
+        path: PathBuf,
+    },
     /// Nothing to take away.
     #[error("Domain {0} is not enabled for vmove: nothing is to be undone")]
     NotEnabled(String),
@@ -85,6 +97,24 @@ impl Domain {
     #[must_use]
     pub fn monitor(&self) -> Option<&Path> {
         self.monitor.as_deref()
+    }
+
+    /// The same, of a domain that is about to be started or moved.
+    ///
+    /// # Errors
+    /// [`DomainError::Copied`]: the socket is that of another domain.
+    pub fn own_monitor(&self) -> Result<Option<&Path>, DomainError> {
+        let Some(path) = self.monitor() else { return Ok(None) };
+        // As it is named now, and as it was at first.
+        let names = [format!("libvirt-{}.qmp", self.uuid), format!("{}.qmp", self.uuid)];
+        let is_own = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| names.contains(&name.to_owned()));
+        if is_own {
+            return Ok(Some(path));
+        }
+        Err(DomainError::Copied { domain: self.name.clone(), path: path.to_owned() })
     }
 
     /// Whether vmove moves it.
@@ -239,5 +269,11 @@ mod tests {
         let socket = format!("{SOCKETS}/web.qmp");
         let enabled = of(&line(&format!("unix:{socket},server=on,wait=off")));
         assert_eq!(enabled.monitor(), Some(Path::new(&socket)));
+        assert!(matches!(enabled.own_monitor(), Err(DomainError::Copied { .. })));
+        for own in ["u.qmp", "libvirt-u.qmp"] {
+            let enabled = of(&line(&format!("unix:{SOCKETS}/{own},server=on,wait=off")));
+            assert_eq!(enabled.own_monitor().unwrap(), Some(Path::new(SOCKETS).join(own).as_path()));
+        }
+        assert_eq!(of("").own_monitor().unwrap(), None);
     }
 }

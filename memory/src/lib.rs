@@ -65,7 +65,7 @@ mod units;
 pub use attach::{
     Injector, Keep, MappingHints, Replacement, Sharing, close_in_qemu, create_uffd, descriptors_of,
     discard_in_qemu, drops_locked, fill_locked_in_qemu, none_mapped, own_pages_in_qemu, reopen_uffd,
-    replace_in_qemu, touched_in_qemu,
+    replace_in_qemu, touched_in_qemu, uffds_in,
 };
 pub use collapse::{Collapsed, collapse, huge_mapped, map_folio};
 pub use dirty::{DirtyTracker, Dropped, HoleWatch, OrphanWatch, Precision, ScanStats, Unsupported};

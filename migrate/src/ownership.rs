@@ -8,6 +8,9 @@
 //! * the destination becomes `Owner` only on a commit, which the source sends only in [`SourceState::Committed`];
 //! * from there the guest comes back to the source by itself in one case only: the destination's QEMU has ended before it was given the
 //!   guest, so that the destination is [`DestinationState::Gone`] for ever, and says so;
+//! * of libvirt's guests the commit says where the guest is to run, and libvirt has it run. If it has it run at the source after the commit, the guest
+//!   stands still there until the destination has said whose it is: if its QEMU there has run it ever, it is the destination's, and QEMU at the
+//!   source is ended; if not, QEMU at the destination is ended first ([`DestinationEvent::NeverRan`]), and it goes on at the source;
 //! * an operator who knows that the guest has ended at the destination may have the source's copy run again ([`SourceEvent::Reclaim`]).
 //!
 //! A step is durable before it is acted on, except where that would keep the guest waiting for room on a disk, and whoever finds the older
@@ -92,6 +95,8 @@ pub enum DestinationEvent {
     AllPages,
     /// QEMU has ended: what it held can never run.
     QemuEnded,
+    /// Of libvirt's: it has the guest run at the source, it never had it run here, and QEMU here has been ended.
+    NeverRan,
     /// Something failed here, the peer was lost, or this daemon was started anew.
     GiveUp,
 }
@@ -124,7 +129,7 @@ macro_rules! named {
 named!(SourceState: Warm Stopped Committed Released Aborted);
 named!(SourceEvent: Stop PeerLoaded PeerComplete PeerGone GiveUp Reclaim);
 named!(DestinationState: Filling Loaded Owner Complete Gone);
-named!(DestinationEvent: StateLoaded Commit PeerAborted AllPages QemuEnded GiveUp);
+named!(DestinationEvent: StateLoaded Commit PeerAborted AllPages QemuEnded NeverRan GiveUp);
 
 impl SourceState {
     /// Whether guest code may be running at the source.
@@ -175,10 +180,12 @@ impl DestinationState {
             (D::Filling, E::GiveUp | E::PeerAborted) | (D::Loaded, E::PeerAborted) => Ok(D::Gone),
             // It was never told to run the guest, and there is no other QEMU that could.
             (D::Filling | D::Loaded, E::QemuEnded) => Ok(D::Gone),
+            // libvirt, not the commit, lets it run.
+            (D::Loaded | D::Owner, E::NeverRan) => Ok(D::Gone),
             // From here on only the source's word counts: it may have committed already.
             (D::Loaded | D::Owner | D::Complete | D::Gone, E::GiveUp) => Ok(self),
             // Too late to be taken; the source is told.
-            (D::Gone, E::Commit | E::QemuEnded) => Ok(self),
+            (D::Gone, E::Commit | E::QemuEnded | E::NeverRan) => Ok(self),
             // Said again after a reconnection.
             (D::Owner | D::Complete, E::Commit) | (D::Complete, E::AllPages) | (D::Gone, E::PeerAborted) => {
                 Ok(self)
@@ -471,5 +478,7 @@ mod tests {
         // Once it was given the guest, a dead QEMU gives nothing back: the guest has run.
         DestinationState::Owner.step(DestinationEvent::QemuEnded).unwrap_err();
         SourceState::Released.step(SourceEvent::PeerGone).unwrap_err();
+        // One that has every page has run, or was settled: the source is about to free its memory.
+        DestinationState::Complete.step(DestinationEvent::NeverRan).unwrap_err();
     }
 }

@@ -204,6 +204,9 @@ pub struct DestinationRecord {
     /// libvirt was told that it may go on: from then on it decides whether the guest runs here.
     #[serde(default)]
     pub let_go: bool,
+    /// libvirt has had the guest run here: what the source holds is an old copy.
+    #[serde(default)]
+    pub ran: bool,
     /// The source has said that it freed its side: it will not ask again.
     #[serde(default)]
     pub released: bool,

@@ -127,6 +127,9 @@ impl Engine {
             else {
                 continue;
             };
+            if journal.record().state == DestinationState::Gone {
+                destination::end_if_stuck(&self.node, journal.record());
+            }
             match journal.record().state {
                 DestinationState::Filling => removing.push(spawn(Arc::clone(self).discard(journal))),
                 // Killed before everything was removed, or something could not be. Not while one that came later holds the VM: what is here may be
@@ -218,7 +221,12 @@ impl Engine {
     fn enter_source(&self, r: &SourceRecord) -> Option<Publisher> {
         match r.state {
             // Or an operator has freed what was left here of a guest that was given away.
-            SourceState::Released | SourceState::Committed if r.freed => return None,
+            SourceState::Released | SourceState::Committed if r.freed => {
+                if r.state == SourceState::Released {
+                    source::guard(&self.node, r);
+                }
+                return None;
+            }
             SourceState::Aborted if !self.is_to_be_put_back(r) => {
                 if r.untold {
                     source::tell_later(&self.node, r.clone(), None);

@@ -1,6 +1,7 @@
 //! `args` of a VM: what Proxmox VE puts at the end of QEMU's command line as it is.
 
 use std::ops::Range;
+use std::path::Path;
 
 use vmove_types::proxmox::MONITORS;
 
@@ -45,6 +46,18 @@ pub fn has_ours(args: &str, vmid: Vmid, mib: u64) -> Result<bool, PveError> {
     let found: Vec<String> = words(args)?;
     let wanted = words(&ours(vmid, mib))?;
     Ok(found.windows(wanted.len()).any(|words| words == wanted))
+}
+
+/// Another VM than this one whose monitor or memory the arguments name: `qm clone` and `qmrestore` copy them as they are.
+pub fn of_another(args: &str, vmid: Vmid) -> Result<Option<Vmid>, PveError> {
+    let found = split(args)?;
+    let ours = found.windows(2).filter(|pair| is_ours(&pair[0].1, &pair[1].1));
+    let named = ours.flat_map(|pair| pair[1].1.split(',')).filter_map(|part| {
+        let path = part.strip_prefix("mem-path=").or_else(|| part.strip_prefix("unix:"))?;
+        let name = Path::new(path).file_name()?.to_str()?;
+        name.split(['-', '.']).next()?.parse::<Vmid>().ok()
+    });
+    Ok(named.into_iter().find(|named| *named != vmid))
 }
 
 /// The words of `args`, as a shell would split them.
@@ -93,6 +106,17 @@ mod tests {
         let found = words(r#"  -cpu 'host,+x y' -fw_cfg "name=a b",file=/x\ y "\"" "#).unwrap();
         assert_eq!(found, ["-cpu", "host,+x y", "-fw_cfg", "name=a b,file=/x y", "\""]);
         assert!(matches!(words("-x 'y"), Err(PveError::Quote(_))));
+    }
+
+    #[test]
+    fn arguments_that_were_copied_name_the_vm_that_they_are_of() {
+        let args = format!("-cpu host {}", ours(vmid(), 768));
+        assert_eq!(of_another(&args, vmid()).unwrap(), None);
+        let clone = "101".parse().unwrap();
+        assert_eq!(of_another(&args, clone).unwrap(), Some(vmid()));
+        let half = args.replace("100-768M", "101-768M");
+        assert_eq!(of_another(&half, clone).unwrap(), Some(vmid()), "the monitor alone");
+        assert_eq!(of_another("-qmp unix:/run/other/100.qmp", clone).unwrap(), None, "not one of vmove's");
     }
 
     #[test]

@@ -65,6 +65,14 @@ impl Vm {
         arguments::has_ours(self.args(section), self.vmid, self.memory(section)?)
     }
 
+    /// Another VM whose monitor and memory this one would use: it is a clone or restored copy of that, and `vmove-pve enable` was not run for it.
+    ///
+    /// # Errors
+    /// [`PveError`]
+    pub fn copied_from(&self, section: Section) -> Result<Option<Vmid>, PveError> {
+        arguments::of_another(self.args(section), self.vmid)
+    }
+
     /// Memory in MiB.
     ///
     /// # Errors

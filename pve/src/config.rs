@@ -56,8 +56,7 @@ impl Config {
     /// Whether a switch of the main section is on.
     #[must_use]
     pub fn is_on(&self, key: &str) -> bool {
-        let on = ["1", "on", "yes", "true"];
-        self.value(Section::Main, key).is_some_and(|value| on.contains(&value.to_ascii_lowercase().as_str()))
+        self.value(Section::Main, key).is_some_and(is_switched_on)
     }
 
     /// Puts a value behind a key; a key that is new is put where Proxmox VE, which sorts them, would write it.
@@ -150,6 +149,11 @@ impl Config {
     fn line_end(&self) -> &'static str {
         if self.lines.first().is_some_and(|line| line.ends_with("\r\n")) { "\r\n" } else { "\n" }
     }
+}
+
+/// Whether this value of a switch means on.
+pub(crate) fn is_switched_on(value: &str) -> bool {
+    ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str())
 }
 
 fn header(line: &str) -> Option<Section> {

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::config::Entry;
+use crate::config::is_switched_on;
 use crate::{Config, Section, Storages, Vmid, words};
 
 /// Something that stands in the way.
@@ -140,6 +141,21 @@ fn whole(vmid: Vmid, config: &Config) -> Vec<Obstacle> {
             "numa",
             "QEMU takes either memory for each NUMA node, as Proxmox VE gives it, or memory for the machine",
             format!("`qm set {vmid} --numa 0`, without memory hotplug"),
+        );
+    }
+    // What was told to `qm set` of a VM that runs, and counts from its next start.
+    if let Some(huge) = config.value(Section::Pending, "hugepages") {
+        add(
+            "hugepages (pending)",
+            "from its next start on the VM would have memory in files without names",
+            format!("`qm set {vmid} --revert hugepages` takes that back (hugepages: {huge})"),
+        );
+    }
+    if config.value(Section::Pending, "numa").is_some_and(is_switched_on) {
+        add(
+            "numa (pending)",
+            "from its next start on the VM would have memory for each NUMA node, which QEMU takes none for the machine beside",
+            format!("`qm set {vmid} --revert numa` takes that back"),
         );
     }
     if config.is_on("template") {

@@ -212,6 +212,9 @@ pub struct Report {
     pub verified: Option<bool>,
     /// The guest was left paused, as asked.
     pub paused: bool,
+    /// libvirt had the guest run at the source, too, after it had run at the destination: what was done about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_copy: Option<String>,
     /// How often the session lost its peer or its own daemon and went on.
     pub recoveries: u32,
     /// What others on the network see of the move. `None`: the guest has no tap.

@@ -63,16 +63,22 @@ pub fn prepare(check: bool, json: bool) -> Result<Exit, End> {
             )
         })?;
     }
-    let ended = if found.lacks.is_empty() { Exit::Done } else { Exit::Refused };
+    let ended = match check {
+        true if !found.lacks.is_empty() || !found.made.is_empty() => Exit::Failed,
+        false if !found.lacks.is_empty() => Exit::Refused,
+        _ => Exit::Done,
+    };
     if json {
         say_json(&found)?;
         return Ok(ended);
     }
-    let mut out: Vec<String> = found.made.iter().map(|path| format!("+ {path}")).collect();
+    let mark = if check { "lacks, and `vmove-pve host` makes:" } else { "+" };
+    let mut out: Vec<String> = found.made.iter().map(|path| format!("{mark} {path}")).collect();
     out.extend(found.lacks.iter().map(|what| format!("lacks: {what}")));
     out.push(
         match (check, found.lacks.is_empty()) {
-            (true, _) => "nothing was changed (--check)",
+            (true, _) if ended == Exit::Done => "this node can take VMs",
+            (true, _) => "nothing was changed (--check): this node cannot take VMs yet",
             (false, true) => "this node can take VMs",
             (false, false) => "nothing was changed",
         }

@@ -25,6 +25,14 @@ pub async fn of_move(client: &Client, vm: &Vm, node: &str) -> Result<Vec<String>
     let mut found: Vec<String> = of_host(&host::lacks());
     let obstacles = cluster::read_cluster()?.obstacles(vmid, vm.config(), Some(node));
     found.extend(obstacles.iter().map(ToString::to_string));
+    for section in [Section::Main, Section::Pending] {
+        if let Some(other) = vm.copied_from(section)? {
+            found.push(format!(
+                "args: they name monitor and memory of VM {other}, from which VM {vmid} was cloned or restored: end it at once if it runs (`qm stop {vmid}`), then `vmove-pve enable {vmid}`"
+            ));
+            break;
+        }
+    }
     let Some(qemu) = Qemu::of(vmid) else {
         found.push(format!("VM {vmid} does not run: `qm migrate {vmid} {node}` moves its configuration"));
         return Ok(found);

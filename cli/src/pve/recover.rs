@@ -3,6 +3,7 @@
 use std::process::Stdio;
 
 use serde_json::{Value, json};
+use vmove_pve::Vmid;
 use vmove_types::problem::Exit;
 
 use super::moving::{at_work, leave_here, note_path, taken_back};
@@ -23,6 +24,11 @@ pub async fn recover(args: &RecoverArgs, json: bool) -> Result<Exit, End> {
     let _at_work = at_work(vmid)?;
     let here = cluster::this_node();
     let at = cluster::node_of(vmid)?;
+    if at != here && at != to {
+        // It ran there, and was moved on. What is left here is an old copy.
+        leave_here(vmid, &at).await;
+        return told(vmid, &at, &format!("VM {vmid} is on {at}, where it was moved on from {to}"), json);
+    }
     // A QEMU that waits there has ended by itself, or ends now: where the configuration is not, nobody lets the guest run.
     let said = settled_there(args, &to, &here).await;
     let at = if at == here || !matches!(&said, Ok(said) if said["step"] == "given-back") {
@@ -48,10 +54,14 @@ pub async fn recover(args: &RecoverArgs, json: bool) -> Result<Exit, End> {
             }
         }
     }
+    told(vmid, &at, &format!("VM {vmid} runs on {at}"), json)
+}
+
+fn told(vmid: Vmid, at: &str, said: &str, json: bool) -> Result<Exit, End> {
     if json {
         say_json(&json!({ "vmid": vmid.number(), "node": at }))?;
     } else {
-        say(&format!("VM {vmid} runs on {at}"))?;
+        say(said)?;
     }
     Ok(Exit::Done)
 }

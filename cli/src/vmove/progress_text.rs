@@ -239,6 +239,7 @@ pub fn facts(r: &Report) -> Vec<(&'static str, String)> {
             ),
         ),
     ];
+    rows.extend(r.ended_copy.iter().map(|told| ("twice", told.clone())));
     rows.extend(r.visit.map(|end| ("visit", visit_end(end).to_owned())));
     rows.extend(r.choice.iter().map(|choice| ("chosen", format!("{choice} ({})", choice.basis))));
     rows.extend(r.promise.iter().map(|promise| ("promised", format!("{promise} ({})", promise.basis))));

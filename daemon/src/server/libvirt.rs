@@ -10,7 +10,8 @@ use super::problem::IntoProblem;
 /// Answers the hook. Not before libvirt may go on.
 pub async fn hook(carrier: &Carrier, hook: &DomainHook) -> Result<DomainHookDone, Problem> {
     let xml = Domain::read(&hook.xml).map_err(|error| Problem::from_error(Code::DomainRefused, &error))?;
-    let Some(monitor) = xml.monitor() else { return Ok(DomainHookDone { migration: None }) };
+    let own = xml.own_monitor().map_err(|error| Problem::from_error(Code::DomainRefused, &error))?;
+    let Some(monitor) = own else { return Ok(DomainHookDone { migration: None }) };
     let done = match hook.operation {
         DomainOperation::Migrate => carrier.announce(xml.uuid(), xml.name()).await.map(|()| None),
         DomainOperation::Started => carrier.started(xml.uuid(), monitor).await,

@@ -229,7 +229,7 @@ async fn run(mut config: Config) -> anyhow::Result<()> {
     });
     tasks.spawn(metrics::sample(app.clone(), app.metrics.clone(), traces));
     tasks.spawn(learn_qemus());
-    tasks.spawn(proxmox::free_memory_of_ended_vms());
+    tasks.spawn(proxmox::look_after_vms());
     hooks::start(&app, &mut tasks);
     tasks.spawn(going_home::take_home(app.clone()));
     tasks.spawn(reload_on_hangup(tls, app.access.clone()));

@@ -1,16 +1,19 @@
 //! VMs of Proxmox VE: what `vmove-pve` asks at the destination of a move, and memory that nobody needs any more.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use vmove_migrate::domains::Carrier;
-use vmove_pve::{MEMORY, PID_FILES, Vmid};
+use vmove_pve::{Config, MEMORY, PID_FILES, Section, Vm, Vmid};
 use vmove_types::libvirt::{DomainHookDone, DomainOperation};
 use vmove_types::problem::{Code, Problem};
 use vmove_types::proxmox::ProxmoxArrival;
 
 use super::problem::IntoProblem;
 
+/// Configurations of VMs, by node.
+const NODES: &str = "/etc/pve/nodes";
 /// How often ended VMs are looked for.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -26,14 +29,50 @@ pub async fn arrival(carrier: &Carrier, arrival: &ProxmoxArrival) -> Result<Doma
     Ok(DomainHookDone { migration })
 }
 
-/// Frees the memory of VMs that have ended, for ever. QEMU leaves its file of guest memory behind, and Proxmox VE knows nothing of it.
-pub async fn free_memory_of_ended_vms() {
+/// Looks after VMs of this node, for ever: warns of clones, and frees the memory of those that have ended. QEMU leaves its file of guest memory behind, and Proxmox VE knows nothing of it.
+pub async fn look_after_vms() {
+    let mut known = BTreeSet::new();
     loop {
+        if let Ok(found) = tokio::task::spawn_blocking(clones).await {
+            warn_of_clones(&mut known, found);
+        }
         let looked = tokio::task::spawn_blocking(|| remove_left(Path::new(MEMORY), Path::new(PID_FILES)));
         for path in looked.await.unwrap_or_default() {
             tracing::info!(path = %path.display(), "freed the guest memory of a VM of Proxmox VE that has ended");
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// VMs of this node whose configuration names monitor and memory of another VM: (VM, the other one). Nothing of Proxmox VE hinders their start, with which
+/// both would write to one memory.
+pub fn clones() -> Vec<(Vmid, Vmid)> {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let node = host.split('.').next().unwrap_or_default();
+    clones_in(&Path::new(NODES).join(node).join("qemu-server"))
+}
+
+fn clones_in(folder: &Path) -> Vec<(Vmid, Vmid)> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let copied = |path: PathBuf| {
+        let vmid: Vmid = path.file_stem()?.to_str()?.parse().ok()?;
+        let vm = Vm::new(vmid, Config::read(&std::fs::read_to_string(&path).ok()?));
+        let of = [Section::Main, Section::Pending].map(|section| vm.copied_from(section).ok().flatten());
+        Some((vmid, of.into_iter().flatten().next()?))
+    };
+    entries.filter_map(|entry| copied(entry.path())).collect()
+}
+
+/// Warns of each once.
+fn warn_of_clones(known: &mut BTreeSet<(Vmid, Vmid)>, found: Vec<(Vmid, Vmid)>) {
+    known.retain(|clone| found.contains(clone));
+    for (vmid, of) in found {
+        if known.insert((vmid, of)) {
+            tracing::error!(
+                vm = vmid.name(),
+                "VM {vmid} was cloned from VM {of}, and would use its monitor and memory, which destroys both: run `vmove-pve enable {vmid}` before it is started"
+            );
+        }
     }
 }
 
@@ -82,5 +121,23 @@ mod tests {
             assert!(memory.join(stays).exists(), "{stays}");
         }
         assert_eq!(remove_left(&folder.path().join("none"), &pids), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn a_clone_that_nobody_has_enabled_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let vmid: Vmid = "100".parse().unwrap();
+        let parent = Vm::new(vmid, Config::read("memory: 768\nname: web\n"));
+        let enabled = parent.enabled(Section::Main).unwrap().text();
+        for (name, text) in
+            [("100.conf", enabled.as_str()), ("101.conf", &enabled), ("102.conf", "name: x\n"), ("notes", "")]
+        {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        let clone = ("101".parse().unwrap(), vmid);
+        assert_eq!(clones_in(folder.path()), [clone]);
+        let mended = Vm::new(clone.0, Config::read(&enabled)).enabled(Section::Main).unwrap().text();
+        std::fs::write(folder.path().join("101.conf"), mended).unwrap();
+        assert_eq!(clones_in(folder.path()), []);
     }
 }

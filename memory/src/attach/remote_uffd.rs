@@ -25,6 +25,8 @@ pub enum Keep {
 
 /// Where a descriptor can be had that makes userfaultfds without privileges (Linux 6.1).
 const DEVICE: &str = "/dev/userfaultfd";
+/// What a descriptor of one is called in `/proc`.
+const UFFD_LINK: &str = "anon_inode:[userfaultfd]";
 
 /// Creates a userfaultfd for the process's memory, inside the process, and fetches it. It watches nothing yet.
 ///
@@ -89,6 +91,25 @@ pub fn reopen_uffd(process: &Process, fd_in_qemu: RawFd) -> Result<RemoteUffd> {
     Ok(RemoteUffd { fd: fetch(process, fd_in_qemu)?, fd_in_qemu: Some(fd_in_qemu) })
 }
 
+/// Numbers of all userfaultfds that the process has open.
+///
+/// # Errors
+/// [`MemoryError::Proc`]; [`MemoryError::ProcessGone`].
+pub fn uffds_in(process: &Process) -> Result<Vec<RawFd>> {
+    let folder = format!("/proc/{}/fd", process.pid());
+    let entries = match fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(MemoryError::ProcessGone { pid: process.pid() });
+        }
+        Err(source) => return Err(MemoryError::Proc { path: folder.into(), source }),
+    };
+    let is_uffd =
+        |path: &std::path::Path| fs::read_link(path).is_ok_and(|link| link.as_os_str() == UFFD_LINK);
+    let found = entries.flatten().filter(|entry| is_uffd(&entry.path()));
+    Ok(found.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+}
+
 /// Closes QEMU's descriptor and ours, which unregisters everything the context watched. Waiting threads go on and see
 /// whatever the file holds.
 ///
@@ -118,9 +139,5 @@ fn fetch(process: &Process, fd_in_qemu: RawFd) -> Result<OwnedFd> {
     };
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let name = fs::read_link(&link).map_err(|source| MemoryError::Proc { path: link.into(), source })?;
-    if name.as_os_str() == "anon_inode:[userfaultfd]" {
-        Ok(fd)
-    } else {
-        Err(not_uffd(name.display().to_string()))
-    }
+    if name.as_os_str() == UFFD_LINK { Ok(fd) } else { Err(not_uffd(name.display().to_string())) }
 }

@@ -113,7 +113,9 @@ impl Complete {
             | ToDestination::HashesEnd
             | ToDestination::DiskHashes(_)
             | ToDestination::DiskRead(_)
-            | ToDestination::HostCpu(_) => {}
+            | ToDestination::HostCpu(_)
+            // It is told that the guest is whole here.
+            | ToDestination::RunsHere => {}
             ToDestination::Resume(SourceStand::Committed) => {
                 control.send(&ToSource::Resume(DestinationStand::Complete)).await?;
                 control.send(&ToSource::Complete(self.figures.clone())).await?;

@@ -51,6 +51,10 @@ pub(super) enum DestinationError {
     DeviceState { log: String, source: DeviceStateError },
     #[error("This daemon was started anew, and the source has not dialled yet")]
     StartedAnew,
+    #[error(
+        "libvirt has the guest go on at the source, and never had it run here: QEMU at the destination was ended"
+    )]
+    RunsAtSource,
     #[error("An operator no longer waits for the source")]
     Abandoned,
     #[error("QEMU at the destination has ended; its log says: {log}")]

@@ -46,6 +46,7 @@ mod switchover;
 mod turning;
 mod verify;
 mod vm_files;
+mod whose;
 mod window;
 
 use std::path::{Path, PathBuf};
@@ -53,7 +54,7 @@ use std::path::{Path, PathBuf};
 use vmove_node::peer::SessionId;
 
 pub(crate) use session::Arrival;
-pub(crate) use setup::{adopt, discard, enter_again, serve_new, tidy};
+pub(crate) use setup::{adopt, discard, end_if_stuck, enter_again, serve_new, tidy};
 pub(crate) use vm_files::remove_ended;
 
 /// The page map of a RAM block of the guest that a session brings, or has brought, here.

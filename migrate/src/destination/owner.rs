@@ -22,7 +22,7 @@ use super::verify::SourceHashes;
 use super::vm_files::remove_ended;
 use crate::devices::{missing, told};
 use crate::owed::TRY_AGAIN;
-use crate::ownership::DestinationEvent;
+use crate::ownership::{DestinationEvent, DestinationState};
 use crate::proto::message::{self, DestinationStand, Running, SourceStand, ToDestination, ToSource};
 use crate::visits::{Listening, Said, VisitStand};
 use crate::vmm::QemuHandle;
@@ -44,7 +44,7 @@ pub(super) struct Owner {
     /// When it was last tried to write that down.
     pub tried: Option<Instant>,
     /// Since when the guest runs here.
-    runs_since: Option<Mono>,
+    pub(super) runs_since: Option<Mono>,
     /// Devices of this node that it is to have.
     giving: Giving,
     /// Disks that follow it.
@@ -53,6 +53,8 @@ pub(super) struct Owner {
     flushing: Flushing,
     /// Whether its disks are those that it left.
     disk_check: DiskCheck,
+    /// The source has asked whose the guest is, and was not answered.
+    pub(super) asked: bool,
     /// What is known of the other guests of its group.
     others: watch::Sender<Others>,
     /// Of a guest that came for a visit: what is said of that.
@@ -110,6 +112,7 @@ impl Owner {
             streaming,
             flushing,
             disk_check,
+            asked: false,
             others,
             visit,
             visit_end,
@@ -180,6 +183,10 @@ impl Owner {
             if self.ended_on_visit() {
                 control = Some(open);
                 continue;
+            }
+            if session.state() == DestinationState::Gone {
+                session.remove(None, end.stays()).await;
+                return None;
             }
             open.tell_failure(&end).await;
             self.give_up(session, end.why());
@@ -339,6 +346,9 @@ impl Owner {
         session.publisher.enter(Phase::Fetch);
         let running = Running { resumed_at: resumed.at, pages_left: resumed.pages_left };
         let told = if resumed.earlier { Ok(()) } else { control.send(&ToSource::Running(running)).await };
+        if session.files.of_libvirt && resumed.at.is_some() {
+            session.write_owing(|r| r.ran = true);
+        }
         resumed.recorded().await?;
         Ok(told?)
     }
@@ -366,6 +376,9 @@ impl Owner {
                     self.needed().map_or(Ok(()), qemu_lives)?;
                 }
                 self.write_owed(session);
+                if self.asked {
+                    self.tell_whose(session, control).await?;
+                }
                 session.tell_progress(control).await?;
             }
             _ => {}
@@ -384,6 +397,10 @@ impl Owner {
             ToDestination::Commit => {}
             ToDestination::AllAttached => self.hear_of_others(Others::HaveDevices),
             ToDestination::KeptHome { refused } => self.kept_home(refused, session, control).await?,
+            ToDestination::RunsHere => {
+                self.asked = true;
+                self.tell_whose(session, control).await?;
+            }
             ToDestination::Resume(stand) => {
                 control.send(&ToSource::Resume(DestinationStand::Owner)).await?;
                 self.hashes = SourceHashes::default();

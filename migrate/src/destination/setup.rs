@@ -216,14 +216,23 @@ fn settle_let_go(session: &mut Session) -> Result<(), DestinationError> {
     Ok(())
 }
 
+/// Ends the QEMU of libvirt's in which a guest never ran, and that waits for a page of it: nobody answers its faults, and libvirt may wait for it. Also of
+/// a session that ended before this daemon was started anew.
+pub(crate) fn end_if_stuck(node: &Node, record: &DestinationRecord) {
+    let vm = record.vm.as_ref().filter(|vm| vm.libvirt.is_some() && !node.config.vmm.has_ended(vm));
+    if let Some(Ok(qemu)) = vm.map(|vm| node.config.vmm.adopt(vm)) {
+        qemu.end_if_stuck();
+    }
+}
+
 /// Removes what an earlier process left of a session that never owned the guest.
 pub(crate) async fn discard(node: &Node, mut journal: Journal<DestinationRecord>) {
     let mut record = journal.record().clone();
     if record.vm.as_ref().is_some_and(|vm| vm.libvirt.is_some()) {
-        // QEMU and its memory are libvirt's.
+        // QEMU and its memory are libvirt's. It stays in the journal: the next life of this daemon may have to end it.
+        end_if_stuck(node, &record);
         let left = !remove_files(node.disk(), tables_of(node, &record));
         record.state = DestinationState::Gone;
-        record.vm = None;
         record.note_removal(left);
         if journal.update_owing(|r| *r = record).is_err() {
             drop(owed::write_later(journal));
@@ -372,6 +381,7 @@ async fn room(
         mode: None,
         final_applied: false,
         let_go: false,
+        ran: false,
         fabric: kind,
         released: false,
         abandoned: false,

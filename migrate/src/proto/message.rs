@@ -311,6 +311,9 @@ pub enum ToDestination {
         /// Why the guest's memory cannot be kept. `None`: it is kept, and that is written down.
         refused: Option<String>,
     },
+    /// libvirt has had the guest run at the source, after the commit. Answered by [`ToSource::Running`] if it has run at the destination, and by
+    /// [`DestinationStand::Gone`] if it has not: its QEMU there has ended then.
+    RunsHere,
 }
 
 impl ToDestination {
@@ -339,6 +342,7 @@ impl ToDestination {
             Self::Resume(_) => "Resume",
             Self::HostCpu(_) => "HostCpu",
             Self::KeptHome { .. } => "KeptHome",
+            Self::RunsHere => "RunsHere",
         }
     }
 }

@@ -98,6 +98,7 @@ pub(crate) fn at_destination(dir: &Path, state: DestinationState, released: bool
         fault_fd: None,
         mode: None,
         let_go: false,
+        ran: false,
         final_applied: false,
         fabric: vmove_fabric::FabricKind::Tcp,
         released,

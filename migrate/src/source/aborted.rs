@@ -10,6 +10,7 @@ use tracing::Instrument as _;
 use super::control::Control;
 use super::devices::{bring_back, bring_back_of};
 use super::error::{SourceError, Stop};
+use super::hold;
 use super::session::{Session, hello};
 use crate::devices::told;
 use crate::group::resuming::ResumePlace;
@@ -225,6 +226,7 @@ pub(crate) async fn put_back(
         publisher.cannot_write(journal.path(), &error);
     }
     let record = journal.record().clone();
+    hold::let_on(&node, &record.vm).await;
     let back = if stopped { bring_back_later(&node, &record).await } else { Ok(()) };
     if !record.disks.is_empty() {
         give_up_copies_later(&node, &record).await;

@@ -1,10 +1,10 @@
 //! Where libvirt decides on which side the guest runs: what this side does when it cannot go on as it was.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::aborted::tell_later;
 use super::error::{SourceError, Stop};
+use super::hold::Hold;
 use super::session::Session;
 use super::stopped_qemu::Kept;
 use crate::kept_memory::let_memory_go;
@@ -46,18 +46,20 @@ pub(super) async fn gave_away(session: &Session, qemu: &dyn Leaving, stop: &Stop
 }
 
 /// The destination's QEMU has ended, and never ran the guest: what becomes of it here is libvirt's to say.
-pub(super) async fn given_back(mut session: Session, kept: Kept) {
+pub(super) async fn given_back(mut session: Session, kept: Kept, hold: Hold) {
     let why = chain(&SourceError::GivenBack(session.to().clone()));
     if let Err(error) = session.advance_owing(SourceEvent::PeerGone) {
         return session.end_badly(chain(&error), GuestPlace::Source);
     }
-    put_back(&session, kept).await;
+    put_back(&session, kept, hold).await;
     session.write_owing(|r| r.to_resume = false);
     session.write_owed().await;
     session.end_badly(why, GuestPlace::Source);
 }
 
-async fn put_back(session: &Session, kept: Kept) {
+async fn put_back(session: &Session, kept: Kept, hold: Hold) {
+    // First: QEMU may answer nothing before.
+    hold.let_on().await;
     if let Kept::InMemory(stopped) = kept
         && let Err(error) = stopped.qemu.cancel(VERDICT_TIMEOUT).await
     {
@@ -68,8 +70,10 @@ async fn put_back(session: &Session, kept: Kept) {
 
 /// The destination can do nothing more for the guest. Waits until libvirt has it run here again, which is true, or has ended QEMU here, or an operator
 /// ends the guest. False at once for a guest that is not libvirt's.
-pub(super) async fn goes_on_here(session: &Session, qemu: Option<Arc<dyn Leaving>>, why: &str) -> bool {
-    let Some(qemu) = qemu.filter(|_| session.vm().libvirt.is_some()) else { return false };
+pub(super) async fn goes_on_here(session: &Session, hold: &Hold, why: &str) -> bool {
+    if session.vm().libvirt.is_none() {
+        return false;
+    }
     session.publisher.reconnecting(format!(
         "{why}; it is for libvirt to have the guest go on here, or to end it (`virsh destroy`)"
     ));
@@ -77,7 +81,7 @@ pub(super) async fn goes_on_here(session: &Session, qemu: Option<Arc<dyn Leaving
     loop {
         tokio::select! {
             biased;
-            () = qemu.runs_again() => return true,
+            () = hold.returned() => return true,
             () = abandon.asked() => return false,
             () = tokio::time::sleep(LOOK_INTERVAL) => {}
         }
@@ -87,8 +91,8 @@ pub(super) async fn goes_on_here(session: &Session, qemu: Option<Arc<dyn Leaving
     }
 }
 
-/// libvirt has the guest run here again, although everything was sent: its QEMU at the destination never ran it, or has ended.
-pub(super) async fn runs_here_again(mut session: Session, kept: Kept) {
+/// libvirt has the guest run here again, although everything was sent: its QEMU at the destination has ended.
+pub(super) async fn runs_here_again(mut session: Session, kept: Kept, hold: Hold) {
     let why = "libvirt has the guest go on at the source";
     let next = session.state().step(SourceEvent::Reclaim);
     match next {
@@ -99,7 +103,7 @@ pub(super) async fn runs_here_again(mut session: Session, kept: Kept) {
         }),
         Err(error) => return session.end_badly(chain(&error), GuestPlace::Source),
     }
-    put_back(&session, kept).await;
+    put_back(&session, kept, hold).await;
     tell_later(&session.node, session.journal.record().clone(), None);
     session.write_owed().await;
     session.end_badly(why, GuestPlace::Source);

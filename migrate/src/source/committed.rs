@@ -13,6 +13,7 @@ use super::devices::bring_back;
 use super::disk_hashes::{DiskHashing, Turn};
 use super::error::{SourceError, Stop};
 use super::final_pages::FinalPages;
+use super::hold::Hold;
 use super::memory::SourceMemory;
 use super::page_service::{PageService, Terms};
 use super::released;
@@ -29,7 +30,6 @@ use crate::kept_memory::{is_kept, let_memory_go};
 use crate::ownership::SourceEvent;
 use crate::proto::message::{Complete, DestinationStand, Running, SourceStand, ToDestination, ToSource};
 use crate::records::LeftImage;
-use crate::vmm::Leaving;
 use vmove_node::blocking::spawn_blocking;
 use vmove_node::peer::{HelloError, LinkError};
 use vmove_types::go_home::GoHome;
@@ -54,6 +54,14 @@ pub(super) struct Committed {
     pub serving: Option<(PageService, FinalPages)>,
     /// The destination has said that the guest runs there.
     pub runs_there: bool,
+    /// libvirt was found to have had the guest run here.
+    pub returned: bool,
+    /// Keeps the guest from running here, where libvirt may have it run all the same.
+    pub hold: Hold,
+    /// The destination is asked, over this connection, whose the guest is.
+    pub asked: bool,
+    /// It has said that the guest is its own.
+    pub is_theirs: bool,
     /// It waits, over this connection, for the word that those have their devices that the guest moves with.
     pub awaits_others: bool,
     /// Its disks are being hashed, over this connection.
@@ -109,13 +117,16 @@ impl Committed {
             runs_there: false,
             awaits_others: false,
             disk_hashes: DiskHashes::default(),
+            returned: false,
+            hold: Hold::none(),
+            asked: false,
+            is_theirs: false,
         }
     }
 
     /// Stays until the destination is whole, over as many connections as it takes. `control`: the one over which it is told first.
     pub(super) async fn run(mut self, mut session: Session, control: Option<Control>) {
         session.served = ServedDisks::begin(&session, control.is_none());
-        let again = self.kept.watch();
         let home = visits::came_home(&session, control.is_none());
         tokio::pin!(home);
         let mut conversation = match control {
@@ -123,8 +134,7 @@ impl Committed {
                 tokio::select! {
                     biased;
                     conversation = self.first_conversation(&mut session, control) => conversation,
-                    figures = &mut home => return released::run(session, self.kept, &figures, None).await,
-                    () = runs_again(again.clone()) => return by_libvirt::runs_here_again(session, self.kept).await,
+                    figures = &mut home => return released::run(session, (self.kept, self.hold), &figures, None).await,
                 }
             }
             None => Err(Box::new(Lost { why: SourceError::StartedAnew.into(), control: None })),
@@ -136,7 +146,7 @@ impl Committed {
                 Ok((figures, control)) => {
                     // The page connections end; then the memory is no longer registered.
                     drop(self.serving);
-                    return released::run(session, self.kept, &figures, Some(control)).await;
+                    return released::run(session, (self.kept, self.hold), &figures, Some(control)).await;
                 }
                 Err(lost) => *lost,
             };
@@ -148,8 +158,8 @@ impl Committed {
                 Why::GivenBack => return self.take_back(session, control).await,
                 Why::ForGood(error) => {
                     let why = chain(&error);
-                    if by_libvirt::goes_on_here(&session, again, &why).await {
-                        return by_libvirt::runs_here_again(session, self.kept).await;
+                    if by_libvirt::goes_on_here(&session, &self.hold, &why).await {
+                        return by_libvirt::runs_here_again(session, self.kept, self.hold).await;
                     }
                     return given_up(session, why).await;
                 }
@@ -174,9 +184,8 @@ impl Committed {
             let another = tokio::select! {
                 biased;
                 another = self.another_conversation(&mut session) => Some(another),
-                figures = &mut home => return released::run(session, self.kept, &figures, None).await,
+                figures = &mut home => return released::run(session, (self.kept, self.hold), &figures, None).await,
                 () = abandon.asked() => None,
-                () = runs_again(again.clone()) => return by_libvirt::runs_here_again(session, self.kept).await,
             };
             let Some(another) = another else {
                 return given_up(session, chain(&SourceError::Abandoned)).await;
@@ -192,8 +201,15 @@ impl Committed {
     }
 
     fn reconnecting(&mut self, session: &Session, error: &SourceError) {
-        let error = chain(error);
+        let mut error = chain(error);
         tracing::warn!(error, "destination lost; dialling again");
+        if self.hold.has_returned() {
+            let (to, id) = (session.to(), session.journal.record().id);
+            error = format!(
+                "{error}; libvirt has the guest run here, where it stands still until {to} has said whether it ran there: \
+                 if that is lost for good, `vmove reclaim {id} --guest-is-lost`"
+            );
+        }
         if let Some((pages, last)) = &mut self.serving {
             pages.close();
             // Named anew once the destination has the page connections again.
@@ -215,12 +231,19 @@ impl Committed {
         let whole = match told {
             Ok(()) => {
                 session.frames.given_up();
+                self.begin_to_hold(session);
                 self.hash(session);
                 self.converse(session, &mut control).await
             }
             Err(error) => Err(error.into()),
         };
         ended(whole, control)
+    }
+
+    /// Not before the commit is sent, if it is sent: the guest would wait for it.
+    fn begin_to_hold(&mut self, session: &Session) {
+        let memory = self.serving.as_ref().map(|(pages, _)| Arc::clone(&pages.memory));
+        self.hold.begin(session, self.kept.watch(), memory, self.returned);
     }
 
     /// Begins to hash for `--verify`. Not before the commit is sent: it would wait behind the hashes, and the guest with it.
@@ -234,6 +257,7 @@ impl Committed {
 
     /// Dials again, says that the guest was given up, and serves what is still missing.
     async fn another_conversation(&mut self, session: &mut Session) -> Result<Whole, Box<Lost>> {
+        self.begin_to_hold(session);
         session.report.recoveries += 1;
         let dialled = Control::dial(session, session.journal.record().token).await;
         let mut control = dialled.map_err(|error| {
@@ -253,6 +277,7 @@ impl Committed {
         // It says so again.
         self.awaits_others = false;
         self.disk_hashes.under_way = None;
+        self.asked = false;
         control.send(&ToDestination::Resume(SourceStand::Committed)).await?;
         let answer = timeout(ANSWER_TIMEOUT, self.answer(session, control)).await;
         let no_answer =
@@ -301,8 +326,13 @@ impl Committed {
                 None => Serving::Nothing,
             };
             let others = others_have_devices(session.resume.clone(), self.awaits_others);
-            let tell = told_next(others, &mut self.disk_hashes.under_way);
+            let returned = returned_unless(&self.hold, self.asked);
+            let tell = told_next(others, returned, &mut self.disk_hashes.under_way);
             match session.next_until(control, serving, tell).await? {
+                Until::Over(Told::Returned) => {
+                    control.send(&ToDestination::RunsHere).await?;
+                    self.asked = true;
+                }
                 Until::Over(Told::OthersHaveDevices) => {
                     control.send(&ToDestination::AllAttached).await?;
                     self.awaits_others = false;
@@ -321,6 +351,9 @@ impl Committed {
                 Until::Heard(heard) => {
                     if let Some(Answer::Whole(figures)) = self.heard(session, heard)? {
                         return Ok(figures);
+                    }
+                    if std::mem::take(&mut self.is_theirs) {
+                        session.report.ended_copy = std::mem::take(&mut self.hold).end().await;
                     }
                 }
             }
@@ -387,7 +420,9 @@ impl Committed {
     }
 
     fn guest_runs_there(&mut self, session: &mut Session, running: Running) {
-        self.runs_there = true;
+        // libvirt's word is not needed for one that was paused before.
+        self.runs_there = running.resumed_at.is_some() || session.vm().libvirt.is_none();
+        self.is_theirs = self.asked && self.runs_there;
         if let Some((pages, _)) = &mut self.serving {
             pages.book_answers();
         }
@@ -421,7 +456,7 @@ impl Committed {
         // Its images are written here again.
         served_disks::end(&mut session).await;
         if session.vm().libvirt.is_some() {
-            return by_libvirt::given_back(session, self.kept).await;
+            return by_libvirt::given_back(session, self.kept, self.hold).await;
         }
         // Safe without its line: a daemon started anew that finds Committed asks, and the destination stays gone.
         if let Err(error) = session.advance_owing(SourceEvent::PeerGone) {
@@ -450,14 +485,6 @@ impl Committed {
     }
 }
 
-/// Ends when libvirt has the guest run here again. Never if it is not libvirt's, or its QEMU has ended. Cancel-safe.
-async fn runs_again(qemu: Option<Arc<dyn Leaving>>) {
-    match qemu {
-        Some(qemu) => qemu.runs_again().await,
-        None => std::future::pending().await,
-    }
-}
-
 /// Waits until they have, if somebody wants to know: never ends otherwise. At once if there are none. Cancel-safe.
 async fn others_have_devices(place: Option<Arc<ResumePlace>>, asked: bool) {
     match place {
@@ -467,15 +494,29 @@ async fn others_have_devices(place: Option<Arc<ResumePlace>>, asked: bool) {
     }
 }
 
+/// Waits until libvirt has had the guest run here: never ends once the destination was asked whose it is. Cancel-safe.
+async fn returned_unless(hold: &Hold, asked: bool) {
+    if asked {
+        return std::future::pending().await;
+    }
+    hold.returned().await;
+}
+
 /// What the destination is to be told next.
 enum Told {
     OthersHaveDevices,
+    /// libvirt has had the guest run here.
+    Returned,
     /// Nothing: all was told.
     OfDisks(Option<ToDestination>),
 }
 
 /// Waits for that. Cancel-safe.
-async fn told_next(others: impl Future<Output = ()>, disks: &mut Option<DiskHashing>) -> Told {
+async fn told_next(
+    others: impl Future<Output = ()>,
+    returned: impl Future<Output = ()>,
+    disks: &mut Option<DiskHashing>,
+) -> Told {
     let of_disks = async {
         match disks {
             Some(hashing) => {
@@ -489,6 +530,7 @@ async fn told_next(others: impl Future<Output = ()>, disks: &mut Option<DiskHash
     tokio::select! {
         biased;
         () = others => Told::OthersHaveDevices,
+        () = returned => Told::Returned,
         message = of_disks => Told::OfDisks(message),
     }
 }

@@ -8,7 +8,7 @@ use vmove_types::progress::{GuestPlace, Phase};
 use vmove_types::spec::Mode;
 
 use super::aborted::tell_later;
-use super::by_libvirt::{self, VERDICT_TIMEOUT};
+use super::by_libvirt::VERDICT_TIMEOUT;
 use super::committed::Committed;
 use super::final_pages::FinalPages;
 use super::page_service::PageService;
@@ -80,12 +80,10 @@ pub(crate) async fn take_up_domain(
         Some(qemu) => Kept::InMemory(StoppedQemu { qemu, stopped_at: None, pause: None }),
         None => Kept::Journaled,
     };
-    if !sent {
-        return by_libvirt::runs_here_again(session, kept).await;
-    }
     if let Err(error) = session.advance_owing(SourceEvent::PeerLoaded) {
         return session.end_badly(chain(&error), GuestPlace::PausedAtSource);
     }
     session.publisher.enter(Phase::HandOver);
-    Committed { kept, ..Committed::journaled() }.run(session, None).await;
+    // libvirt has had it run here meanwhile: it is asked whose it is.
+    Committed { kept, returned: !sent, ..Committed::journaled() }.run(session, None).await;
 }

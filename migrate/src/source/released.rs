@@ -9,6 +9,7 @@ use super::devices;
 use super::disks_aside::put_aside;
 use super::error::{ReleaseError, SourceError};
 use super::frames;
+use super::hold::Hold;
 use super::served_disks;
 use super::session::Session;
 use super::stopped_qemu::Kept;
@@ -29,7 +30,12 @@ const QUIT_TIMEOUT: Duration = Duration::from_secs(20);
 const RELEASED_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Frees everything, and ends the session.
-pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, control: Option<Control>) {
+pub(super) async fn run(
+    mut session: Session,
+    (kept, hold): (Kept, Hold),
+    figures: &Complete,
+    control: Option<Control>,
+) {
     session.publisher.enter(Phase::Finish);
     // Also if nobody has said so before: an earlier process of this daemon may have heard it.
     guest_runs_there(&session);
@@ -44,6 +50,13 @@ pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, co
     add_to_report(&mut session, figures);
     served_disks::end(&mut session).await;
     frames::end(&mut session, figures).await;
+    let hold = if session.report.paused {
+        // libvirt, which has not let it run there, may have it run here.
+        hold.let_on().await;
+        Hold::none()
+    } else {
+        hold
+    };
     if let Err(source) = release(&mut session, kept).await {
         let error = SourceError::NotReleased { to: session.to().clone(), source: Box::new(source) };
         return session.end_badly(chain(&error), GuestPlace::Destination);
@@ -68,6 +81,7 @@ pub(super) async fn run(mut session: Session, kept: Kept, figures: &Complete, co
         return session.end_badly(error, GuestPlace::Destination);
     }
     session.publisher.finish(Outcome::Done { report: Box::new(session.report) });
+    hold.guard_on(session.journal.record(), session.publisher);
 }
 
 fn add_to_report(session: &mut Session, figures: &Complete) {

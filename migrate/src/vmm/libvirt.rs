@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use vmove_node::domains::Domains;
 use vmove_node::monitors::Monitors;
 use vmove_node::peer::BoxedStream;
+use vmove_node::record::VmRecord;
 use vmove_qmp::agent::ExecRequest;
 use vmove_qmp::hotplug::{HotplugError, Port, Seat, UnplugLimits};
 use vmove_qmp::inspect::VmFacts;
@@ -65,6 +66,16 @@ async fn is_stuck(pid: u32, monitors: &Monitors, socket: &Path) -> bool {
     }
 }
 
+/// Whether libvirt has told QEMU to run the guest, which it does, or stands still while it tries to.
+pub(super) async fn was_told_to_run(vm: &VmRecord, monitors: &Monitors) -> bool {
+    let state = async { monitors.client(&vm.qmp_socket).await?.run_state(ANSWERS_WITHIN).await };
+    match timeout(ANSWERS_WITHIN, state).await {
+        Ok(Ok(state)) => state == "running",
+        // A QEMU that has left its guest stopped touches no memory of it.
+        _ => is_stuck(vm.pid.unsigned_abs(), monitors, &vm.qmp_socket).await,
+    }
+}
+
 #[async_trait]
 impl QemuHandle for OfLibvirt {
     fn pid(&self) -> u32 {
@@ -103,6 +114,10 @@ impl QemuHandle for OfLibvirt {
     /// libvirt ends it, when it hears that its migration has failed. Until then it cannot run the guest: nobody answers its faults.
     async fn kill(&self) -> Result<(), ProcessError> {
         Ok(())
+    }
+
+    async fn end_for_good(&self) -> Result<(), ProcessError> {
+        self.process.kill().await
     }
 
     fn end_if_stuck(&self) {
@@ -253,7 +268,8 @@ impl LeavingMonitor for LeavingDomain {
         let io_threads = IoThreads::of(&self.0).await;
         let io_threads = io_threads.map_err(SwitchoverError::at("asking for the I/O threads"))?;
         let skips = Mutex::new(Some(watched.skip_shared().await?));
-        Ok(Arc::new(LeavesByLibvirt { watched, skips, io_threads, go: Mutex::default() }))
+        let client = self.0.clone();
+        Ok(Arc::new(LeavesByLibvirt { client, watched, skips, io_threads, go: Mutex::default() }))
     }
 
     async fn take_up(&self, _: bool) -> Result<Arc<dyn Leaving>, SwitchoverError> {
@@ -261,12 +277,14 @@ impl LeavingMonitor for LeavingDomain {
         // Whatever was set is cleared with this.
         let skips = Mutex::new(Some(SkipsShared::taken_up(&self.0)));
         let io_threads = IoThreads::default();
-        Ok(Arc::new(LeavesByLibvirt { watched, skips, io_threads, go: Mutex::default() }))
+        let client = self.0.clone();
+        Ok(Arc::new(LeavesByLibvirt { client, watched, skips, io_threads, go: Mutex::default() }))
     }
 }
 
 /// A guest that libvirt sends away.
 struct LeavesByLibvirt {
+    client: Client,
     watched: Watched,
     skips: Mutex<Option<SkipsShared>>,
     io_threads: IoThreads,
@@ -331,5 +349,9 @@ impl Leaving for LeavesByLibvirt {
             // It has ended, as it does when libvirt has heard that the guest has arrived.
             std::future::pending::<()>().await;
         }
+    }
+
+    async fn overrule(&self, wanted: Running) -> Result<(), QmpError> {
+        self.client.set_running(wanted, ANSWERS_WITHIN).await
     }
 }

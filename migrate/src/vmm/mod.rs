@@ -6,6 +6,7 @@
 mod alive;
 mod announcing;
 mod disks;
+mod fence;
 mod libvirt;
 mod qemu;
 mod qemu_disks;
@@ -163,6 +164,27 @@ pub trait Vmm: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Keeps a guest that was given away from running on here, whoever tells its QEMU to: until [`Self::let_on`], also after the end of this daemon.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; also if QEMU has ended.
+    fn keep_from_running(&self, _: &VmRecord) -> Result<(), MemoryError> {
+        Ok(())
+    }
+
+    /// Lets it run on, if somebody has told QEMU to, or will.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; also if QEMU has ended.
+    fn let_on(&self, _: &VmRecord) -> Result<(), MemoryError> {
+        Ok(())
+    }
+
+    /// Whether somebody else (libvirt) has told this QEMU to run its guest, which it does, or stands still while it tries to.
+    async fn was_told_to_run(&self, _: &VmRecord) -> bool {
+        false
+    }
+
     /// How pages are read.
     fn page_workers(&self) -> PageWorkers {
         PageWorkers::Threads
@@ -208,6 +230,14 @@ pub trait QemuHandle: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`ProcessError::Unkillable`].
     async fn kill(&self) -> Result<(), ProcessError>;
+
+    /// Ends it by SIGKILL, and waits, also one that is somebody else's to end (libvirt's).
+    ///
+    /// # Errors
+    /// [`ProcessError::Unkillable`].
+    async fn end_for_good(&self) -> Result<(), ProcessError> {
+        self.kill().await
+    }
 
     /// Ends one that is somebody else's to end (libvirt's), soon and in the background, if it waits for a page of a guest that is not to run in it: nobody
     /// answers that fault any more, and whoever is to end it may wait for its answer.
@@ -321,6 +351,14 @@ pub trait Leaving: Send + Sync + fmt::Debug {
     /// Ends when somebody else has the guest run here again after everything was sent. Otherwise never. Cancel-safe.
     async fn runs_again(&self) {
         std::future::pending::<()>().await;
+    }
+
+    /// Where somebody else decides that: has the guest stand still, or run, all the same.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    async fn overrule(&self, _: Running) -> Result<(), QmpError> {
+        Ok(())
     }
 }
 

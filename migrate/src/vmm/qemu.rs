@@ -30,11 +30,12 @@ use vmove_types::vm::Running;
 
 use super::alive::lives;
 use super::announcing::Announcing;
-use super::libvirt::{Arriving, LeavingDomain, OfLibvirt};
+use super::libvirt::{Arriving, LeavingDomain, OfLibvirt, was_told_to_run};
 use super::writes::{InQemu, QemuHasEnded};
 use super::{
     ArrivingMonitor, Attached, DeviceMonitor, FaultsError, GuestWrites, Halt, InGuestError, Leaving,
-    LeavingMonitor, NotReady, QemuHandle, Ran, TakeHomeError, TakenFaults, Tap, TapsError, Vmm, stand_in,
+    LeavingMonitor, NotReady, QemuHandle, Ran, TakeHomeError, TakenFaults, Tap, TapsError, Vmm, fence,
+    stand_in,
 };
 use crate::kept_memory::is_kept;
 use vmove_node::domains::Domains;
@@ -226,6 +227,18 @@ impl Vmm for Qemu {
 
     fn expected(&self, domain: &str) -> Option<VmRecord> {
         self.domains.expected(domain)
+    }
+
+    fn keep_from_running(&self, vm: &VmRecord) -> Result<(), MemoryError> {
+        fence::raise(vm)
+    }
+
+    fn let_on(&self, vm: &VmRecord) -> Result<(), MemoryError> {
+        fence::lift(vm)
+    }
+
+    async fn was_told_to_run(&self, vm: &VmRecord) -> bool {
+        vm.libvirt.is_some() && !self.has_ended(vm) && was_told_to_run(vm, &self.monitors).await
     }
 
     fn let_lock_memory(&self, vm: &VmRecord, bytes: u64) -> std::io::Result<()> {

@@ -7,3 +7,4 @@ mod huge_pages;
 mod moves;
 mod refused;
 mod steps;
+mod twice;

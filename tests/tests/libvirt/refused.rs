@@ -50,6 +50,11 @@ fn options_that_vmove_cannot_carry_leave_the_guest_where_it_was() {
     );
     pair.migrate(1, &["--p2p"]).expect("carried");
     pair.sound_at(0).expect("sound");
+    // libvirt would pause the guest after a minute.
+    pair.migrate(0, &["--timeout", "60", "--timeout-suspend"]).expect("carried");
+    pair.sound_at(1).expect("sound");
+    pair.migrate(1, &["--p2p"]).expect("carried");
+    pair.sound_at(0).expect("sound");
     pair.migrate(0, &["--suspend"]).expect("carried");
     assert_eq!(pair.hosts[1].state().expect("a state").as_deref(), Some("paused"));
     pair.hosts[1].virsh(&["resume", DOMAIN]).expect("resumed");
@@ -61,13 +66,64 @@ fn a_domain_whose_memory_is_in_no_file_is_refused() {
     need!(libvirt::ready());
     let pair = Pair::new(&guest(), Arm::Enabled).expect("two hosts");
     // Somebody has edited it since it was enabled.
-    pair.define_changed(0, |xml| xml.replace("<source type='file'/>", "<source type='memfd'/>"))
-        .expect("defined");
+    let mut now = "file";
+    for kind in ["memfd", "anonymous"] {
+        let change =
+            |xml: &str| xml.replace(&format!("<source type='{now}'/>"), &format!("<source type='{kind}'/>"));
+        pair.define_changed(0, change).expect("defined");
+        now = kind;
+        pair.hosts[0].virsh(&["start", DOMAIN]).expect("started");
+        let error = pair.migrate(0, &[]).expect_err("refused").to_string();
+        assert!(error.contains("It has no RAM in named files"), "{kind}: {error}");
+        assert!(pair.hosts[0].runs().expect("a state"), "{kind}");
+        assert_eq!(pair.hosts[1].qemu(), None, "{kind}");
+        pair.hosts[0].virsh(&["destroy", DOMAIN]).expect("ended");
+    }
+}
+
+/// `virt-clone`, or `virsh dumpxml` and `define`, keep the monitor's name: QEMU of the copy would take the socket of the one that runs.
+#[test]
+fn a_copied_domain_is_not_started_until_it_is_enabled_itself() {
+    need!(libvirt::ready());
+    let pair = Pair::running(&guest()).expect("two hosts");
+    let copy = "00000000-0000-4000-8000-000000000001";
+    let renamed = |xml: &str| {
+        xml.replacen(libvirt::UUID, copy, 1).replace(&format!("<name>{DOMAIN}</name>"), "<name>copy</name>")
+    };
+    pair.define_changed(0, renamed).expect("defined");
+    let error = pair.hosts[0].virsh(&["start", "copy"]).expect_err("refused").to_string();
+    assert!(error.contains("vmove libvirt enable copy"), "{error}");
+    pair.sound_at(0).expect("the other one goes on");
+    let output = pair.hosts[0].vmove(&["libvirt", "enable", "copy"]).expect("vmove");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let xml = pair.hosts[0].virsh(&["dumpxml", "--inactive", "copy"]).expect("its XML");
+    assert!(xml.contains(&format!("libvirt-{copy}.qmp")) && !xml.contains(libvirt::UUID), "{xml}");
+    pair.hosts[0].virsh(&["start", "copy"]).expect("started");
+    pair.hosts[0].virsh(&["destroy", "copy"]).expect("ended");
+    pair.hosts[0].virsh(&["undefine", "copy"]).expect("undefined");
+    pair.migrate(0, &[]).expect("the other one moves");
+    pair.sound_at(1).expect("sound");
+}
+
+/// As the first release named the monitor: the reason is told as well.
+#[test]
+fn a_domain_with_the_older_name_of_the_monitor_moves_and_its_refusal_has_a_reason() {
+    need!(libvirt::ready());
+    let mut pair = Pair::new(&guest(), Arm::Enabled).expect("two hosts");
+    let newer = format!("libvirt-{}.qmp", libvirt::UUID);
+    let older = format!("{}.qmp", libvirt::UUID);
+    pair.define_changed(0, |xml| xml.replace(&newer, &older)).expect("defined");
     pair.hosts[0].virsh(&["start", DOMAIN]).expect("started");
+    pair.hosts[0].beacon().expect("it runs");
+    pair.hosts[0].node.crash();
+    let monitor = Path::new("/run/libvirt/vmove").join(&older);
+    let client = UnixStream::connect(pair.hosts[0].file(&monitor)).expect("a client");
+    pair.hosts[0].node.run().expect("vmoved");
     let error = pair.migrate(0, &[]).expect_err("refused").to_string();
-    assert!(error.contains("It has no RAM in named files"), "{error}");
-    assert!(pair.hosts[0].runs().expect("a state"));
-    assert_eq!(pair.hosts[1].qemu(), None);
+    assert!(error.contains("another client"), "{error}");
+    drop(client);
+    pair.migrate(0, &[]).expect("it moves");
+    pair.sound_at(1).expect("sound");
 }
 
 #[test]

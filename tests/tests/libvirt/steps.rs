@@ -106,6 +106,11 @@ fn watched_at() -> PathBuf {
     Path::new("/run/libvirt/vmove").join(format!("{UUID}.watched"))
 }
 
+/// What QEMU of a host says from now on.
+pub fn watch(host: &Host) -> Result<Monitor> {
+    Monitor::connect(&host.file(&watched_at()))
+}
+
 /// A migration that is held.
 #[derive(Debug)]
 pub struct Held {
@@ -134,7 +139,8 @@ impl Held {
         Ok(migration.wait_with_output()?)
     }
 
-    fn stop(&mut self, pid: i32) -> Result<()> {
+    /// Stops a daemon until it is let go.
+    pub fn stop(&mut self, pid: i32) -> Result<()> {
         kill(Pid::from_raw(pid), Signal::SIGSTOP)?;
         self.stopped.push(pid);
         Ok(())

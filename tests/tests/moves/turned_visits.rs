@@ -104,9 +104,7 @@ fn a_migration_becomes_a_visit_while_memory_follows_its_guest() {
     let before = crossed(&scene.b, &id);
     scene.sound_at(&scene.b).expect("it works on there");
     let after = crossed(&scene.b, &id);
-    eprintln!(
-        "{mode}: {before} bytes had crossed, and {after} after the guest had read its memory once more"
-    );
+    eprintln!("{before} bytes had crossed, and {after} after the guest had read its memory once more");
     // The bulk of 12 MiB a second would have brought ten times that meanwhile.
     assert!(after - before < 4 << 20, "{before}, then {after}");
     assert_eq!(done(&scene.a, &["status", &id])["mode"], "visit");

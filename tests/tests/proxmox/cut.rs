@@ -94,3 +94,31 @@ fn a_killed_move_is_recovered_wherever_it_was_cut() {
         cluster.hosts[at].run(&["vmove-pve", "recover", VMID]).expect_err("nothing is left").to_string();
     assert!(said.contains("was cut"), "{said}");
 }
+
+/// The move is cut when the configuration has moved, and the VM is moved on from there before anybody recovers it.
+#[test]
+fn a_killed_move_of_a_vm_that_has_moved_on_is_recovered() {
+    need!(proxmox::ready());
+    let cluster = Cluster::running(&guest()).expect("two nodes");
+    let mut moving = cluster.moving(0, &[]).expect("a command").spawn().expect("it starts");
+    until("the configuration has moved", || cluster.conf(1).exists());
+    moving.kill().expect("killed");
+    moving.wait().expect("it ends");
+    until("the guest runs there", || {
+        let status = cluster.hosts[1].ask_qemu("query-status");
+        status.is_ok_and(|status| status["status"] == "running")
+    });
+    // As a move to a third node would leave it.
+    let third = cluster.file("nodes/c/qemu-server");
+    std::fs::create_dir_all(&third).expect("a third node");
+    let moved_on = third.join(format!("{VMID}.conf"));
+    std::fs::rename(cluster.conf(1), &moved_on).expect("moved on");
+    let said = cluster.hosts[0].run(&["vmove-pve", "recover", VMID]).unwrap_or_else(|error| {
+        panic!("{error:#}\n{}", cluster.logs());
+    });
+    assert!(said.contains("is on c, where it was moved on from b"), "{said}");
+    assert_eq!(cluster.hosts[0].qemu(), None, "nothing of it is left here");
+    std::fs::rename(&moved_on, cluster.conf(1)).expect("as it was");
+    cluster.hosts[1].run(&["qm", "unlock", VMID]).expect("unlocked");
+    cluster.sound_at(1).expect("sound");
+}

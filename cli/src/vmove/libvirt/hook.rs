@@ -38,7 +38,9 @@ pub async fn hook(client: &Client, args: HookArgs) -> Result<Exit, End> {
     let read = std::io::stdin().lock().take(LONGEST).read_to_string(&mut xml);
     read.map_err(|error| failed(format!("the domain's XML could not be read: {error}")))?;
     let domain = Domain::read(&xml).map_err(|error| failed(vmove_types::problem::chain(&error)))?;
-    let Some(monitor) = domain.monitor() else { return Ok(Exit::Done) };
+    // Before QEMU takes the socket of another one, which that needs.
+    let own = domain.own_monitor().map_err(|error| failed(vmove_types::problem::chain(&error)))?;
+    let Some(monitor) = own else { return Ok(Exit::Done) };
     let Some(operation) = operation else {
         host::make_socket_folder()
             .map_err(|error| failed(format!("{SOCKETS} could not be made: {error}")))?;

@@ -2,9 +2,11 @@
 
 use vmove_devices::{Sys, report};
 use vmove_memory::{Backing, Keeper};
+use vmove_pve::MEMORY;
 use vmove_qmp::inspect::find_program;
 use vmove_types::doctor::{Area, Finding, FindingState};
 use vmove_types::problem::chain;
+use vmove_types::proxmox::MONITORS;
 
 use super::host::Host;
 use crate::config::{FabricChoice, RdmaConfig};
@@ -46,6 +48,40 @@ fn pool(host: &Host, backing: Backing) -> Finding {
         _ => return Finding::ok(area, topic, found),
     };
     Finding::wrong(area, topic, state, found, expected, mend)
+}
+
+/// What `vmove-pve` needs, on a node of Proxmox VE.
+pub fn proxmox(host: &Host) -> Vec<Finding> {
+    if !host.exists("etc/pve") {
+        return Vec::new();
+    }
+    let wrong = |topic: &str, state, found: String, expected: &str, mend: String| {
+        Finding::wrong(Area::Moving, topic, state, found, expected, mend)
+    };
+    let absent = |path: &&str| !host.exists(path.trim_start_matches('/'));
+    let lacks: Vec<&str> = [MONITORS, MEMORY].into_iter().filter(absent).collect();
+    let mut found = vec![if lacks.is_empty() {
+        Finding::ok(Area::Moving, "proxmox-folders", format!("{MONITORS} and {MEMORY}"))
+    } else {
+        wrong(
+            "proxmox-folders",
+            FindingState::Missing,
+            format!("no {}", lacks.join(", no ")),
+            "folders for monitors and guest memory of VMs that vmove-pve moves",
+            "vmove-pve host, which also names what else is missing (vmove-pve host --check)".to_owned(),
+        )
+    }];
+    let clones = crate::server::proxmox::clones();
+    found.extend(clones.iter().map(|(vmid, of)| {
+        wrong(
+            "proxmox-clone",
+            FindingState::Limited,
+            format!("args of VM {vmid} name monitor and memory of VM {of}, from which it was cloned"),
+            "each VM with its own: two with one memory destroy each other",
+            format!("vmove-pve enable {vmid}, before it is started"),
+        )
+    }));
+    found
 }
 
 /// The device that migrations would take, as vmoved chooses it.

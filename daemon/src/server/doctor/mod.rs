@@ -31,6 +31,7 @@ pub async fn diagnose(flags: impl Fn() -> Flags, qemus: &[PathBuf]) -> Result<Di
     let host = Host::at(Path::new("/"));
     let mut findings = moving::look(&host, &config, no_user);
     findings.push(moving::qemus(qemus).await);
+    findings.extend(areas::proxmox(&host));
     findings.extend(areas::huge_pages(&host));
     findings.extend(areas::rdma(&host, config.fabric, &config.rdma));
     findings.extend(areas::passthrough(&host));

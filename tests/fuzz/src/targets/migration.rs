@@ -98,6 +98,7 @@ pub fn to_destination_seeds() -> Vec<Vec<u8>> {
         ToDestination::Hashes(Hashes { block: 0, start: 5, hashes: vec![1, u64::MAX] }),
         ToDestination::HashesEnd,
         ToDestination::HostCpu(SourceCpu { used_ns: 1 << 40, processors: 2 }),
+        ToDestination::RunsHere,
         ToDestination::Released("{}".to_owned()),
         ToDestination::AllAttached,
         ToDestination::Resume(SourceStand::Committed),
