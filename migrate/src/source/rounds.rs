@@ -119,8 +119,14 @@ impl Warm {
             rounds: u32::try_from(session.report.rounds.len()).unwrap_or(u32::MAX),
             last_bytes: if compares { dealt_with } else { done.bytes },
             left_bytes: scan.pending_pages * self.pages.memory.page_bytes(),
-            link_bytes_per_s: if *link > 0.0 { *link } else { 1e9 },
+            link_bytes_per_s: if *link > 0.0 { *link } else { self.known_link(session) },
         })
+    }
+
+    /// Page payload per second, of a link on which too little has crossed to measure it.
+    fn known_link(&self, session: &Session) -> f64 {
+        let remembered = session.node.past.link(&session.to().name, &session.report.fabric);
+        self.link_rate.link(session.spec().bandwidth, remembered.as_ref()).bytes_per_s
     }
 
     /// Whether rounds could still shrink what is left, after those that the destination was too slow for.
