@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use vmove_types::units::format_ms;
 
 use crate::failure::Failure;
@@ -23,6 +24,9 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 pub const LINES_INTERVAL: Duration = Duration::from_secs(5);
 /// How often the time on a terminal is written anew.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Columns of the spinner before the line.
+const BEFORE_LINE: usize = 2;
 
 /// What is waited for. The daemon that was asked finishes it whether anybody waits or not.
 #[derive(Debug)]
@@ -99,21 +103,22 @@ impl Wait {
             return std::future::pending().await;
         }
         let begun = Instant::now();
-        let line = || {
+        let line = |room| {
             let step = step.0.borrow();
             let seconds = Duration::from_secs(begun.elapsed().as_secs());
-            format!("waiting: {} ({})", step.as_ref().unwrap_or(&self.what), time(seconds))
+            fitted(step.as_ref().unwrap_or(&self.what), &time(seconds), room)
         };
         if std::io::stderr().is_terminal() {
             let shown = OneLine::new();
             loop {
-                shown.0.set_message(line());
+                let columns = ratatui::crossterm::terminal::size().map_or(80, |(columns, _)| columns);
+                shown.0.set_message(line(usize::from(columns).saturating_sub(BEFORE_LINE)));
                 sleep(REDRAW_INTERVAL).await;
             }
         }
         sleep(PATIENCE).await;
         loop {
-            note(&format!("{}: {}", self.program, line()));
+            note(&format!("{}: {}", self.program, line(usize::MAX)));
             sleep(LINES_INTERVAL).await;
         }
     }
@@ -134,6 +139,24 @@ impl Step {
 pub fn time(passed: Duration) -> String {
     let seconds = passed.as_secs();
     if seconds < 60 { format!("{seconds} s") } else { format_ms(passed.as_secs_f64() * 1e3) }
+}
+
+/// What is waited for and for how long, in so many columns: the end of the former is left out first, which shows.
+fn fitted(what: &str, time: &str, room: usize) -> String {
+    let whole = format!("waiting: {what} ({time})");
+    if whole.width() <= room {
+        return whole;
+    }
+    let around = format!("waiting: … ({time})").width();
+    let mut left = room.saturating_sub(around);
+    let fits = |c: &char| {
+        let wide = c.width().unwrap_or(0);
+        let fits = wide <= left;
+        left = left.saturating_sub(wide);
+        fits
+    };
+    let begin: String = what.chars().take_while(fits).collect();
+    format!("waiting: {}… ({time})", begin.trim_end())
 }
 
 /// A line on a terminal, which goes away with this.
@@ -160,6 +183,17 @@ impl Drop for OneLine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_that_is_too_long_shows_that_it_was_cut_and_keeps_the_time() {
+        let line = |room| fitted("web is given memory of its own", "2m 05s", room);
+        assert_eq!(line(48), "waiting: web is given memory of its own (2m 05s)");
+        assert_eq!(line(47), "waiting: web is given memory of its o… (2m 05s)");
+        assert_eq!(line(30), "waiting: web is given… (2m 05s)".replace("given", "give"));
+        assert_eq!(line(usize::MAX), line(48));
+        assert_eq!(fitted("機械 waits", "3 s", 18), "waiting: 機… (3 s)");
+        assert_eq!(line(0), "waiting: … (2m 05s)");
+    }
 
     #[test]
     fn a_clock_has_whole_seconds() {

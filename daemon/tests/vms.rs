@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -434,13 +434,7 @@ fn a_vm_moves_there_and_back() {
         .unwrap()
         .to_owned();
     let followed = b.vmove(&["status", &id[..8], "--follow"]).expect(0);
-    assert!(followed.out.contains("downtime"), "{followed:#?}");
-    // It may have ended before it could be followed.
-    let lines = followed.err.lines().filter(|line| line.starts_with(&format!("{NAME}: "))).count();
-    assert!(
-        lines > 0 || followed.err.is_empty(),
-        "one line a phase where there is no terminal: {followed:#?}"
-    );
+    assert!(followed.out.contains("downtime") && followed.err.is_empty(), "{followed:#?}");
     let report = b.ask(&["status", &id[..8], "--follow"]);
     assert_eq!(report["id"].as_str().unwrap(), id);
     unharmed(&a, NAME);
@@ -504,14 +498,33 @@ fn a_migration_is_cancelled_by_ctrl_c_and_by_request() {
     let id = a.ask(&[&migrate[..], &["--detach"]].concat())["id"].as_str().unwrap().to_owned();
     wait("it is at work", || rounds(&a));
     // Waiting ends, the migration does not.
-    let mut follow = a.command(&["status", &id, "--follow"]);
-    let child = follow.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(300));
-    signal(i32::try_from(child.id()).unwrap(), Signal::INT);
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130), "{output:?}");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("goes on"));
-    assert!(rounds(&a));
+    for json in [false, true] {
+        let mut follow = a.command(if json { &["--json"][..] } else { &[] });
+        follow.args(["status", &id, "--follow"]).stdin(Stdio::null());
+        let mut child = follow.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // A pipe has a line at once, not only at the end.
+        let (mut out, mut line) = (BufReader::new(child.stdout.take().unwrap()), String::new());
+        out.read_line(&mut line).unwrap();
+        if json {
+            let snapshot: Value = serde_json::from_str(&line).unwrap();
+            assert_eq!(
+                (&snapshot["id"], &snapshot["phase"]),
+                (&id.clone().into(), &"rounds".into()),
+                "{line}"
+            );
+        } else {
+            assert!(line.starts_with(&format!("{NAME}: rounds, ")), "{line}");
+        }
+        signal(i32::try_from(child.id()).unwrap(), Signal::INT);
+        let mut rest = String::new();
+        out.read_to_string(&mut rest).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(130), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("goes on"));
+        let objects = rest.lines().all(|line| serde_json::from_str::<Value>(line).is_ok());
+        assert!(!json || objects && rest.contains("interrupted"), "{rest}");
+        assert!(rounds(&a));
+    }
     assert_eq!(a.ask(&["cancel", &id])["id"], id);
     wait("it has ended", || a.ask(&["status"])["migrations"] == serde_json::json!([]));
     unharmed(&a, NAME);

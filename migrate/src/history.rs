@@ -193,10 +193,10 @@ fn of_destination(r: &DestinationRecord) -> Progress {
     lacking(ended, &r.missing)
 }
 
-/// With the time that it took until it was called off.
-fn after(progress: Progress, off: Option<&CalledOff>) -> Progress {
-    let elapsed_ms = off.map_or(progress.elapsed_ms, |off| off.elapsed_ms);
-    Progress { elapsed_ms, ..progress }
+/// With what was noted when it was called off.
+fn after(mut progress: Progress, off: Option<&CalledOff>) -> Progress {
+    off.iter().for_each(|off| off.show(&mut progress));
+    progress
 }
 
 /// Of a guest that lacks these devices.
@@ -275,6 +275,36 @@ mod tests {
             let told = snapshot(&vmove_node::disk::KernelDisk, id, sessions.path()).unwrap();
             assert_eq!(told.missing_devices, lacks, "{side}");
         }
+    }
+
+    #[test]
+    fn a_session_that_was_called_off_tells_how_far_it_was() {
+        let (sessions, id) = (tempfile::tempdir().unwrap(), SessionId::random());
+        let dir = sessions.path().join(id.to_string());
+        std::fs::create_dir(&dir).unwrap();
+        crate::retention::tests::at_source(&dir, SourceState::Aborted, false, false);
+        let mut journal = Journal::<SourceRecord>::open(&dir.join("source.jsonl")).unwrap();
+        let told = || snapshot(&vmove_node::disk::KernelDisk, id, sessions.path()).unwrap();
+        let old = serde_json::json!({ "why": "cancelled", "cancelled": true, "elapsed_ms": 7.0 });
+        let mut off: CalledOff = serde_json::from_value(old).unwrap();
+        journal.update(|r| r.called_off = Some(off.clone())).unwrap();
+        let of_an_older_daemon = told();
+        assert_eq!((of_an_older_daemon.phase, of_an_older_daemon.elapsed_ms), (Phase::Finish, 7.0));
+
+        let phase =
+            vmove_types::report::PhaseTime { name: "check".to_owned(), start_ms: 0.0, duration_ms: 1.0 };
+        let was = Progress {
+            mode: Some("precopy".to_owned()),
+            phase: Phase::Rounds,
+            phases: vec![phase],
+            bytes_done: 3,
+            bytes_total: 5,
+            bytes_sent: 4,
+            ..of_an_older_daemon
+        };
+        off.reached = Some(Box::new(crate::records::Reached::of(&was)));
+        journal.update(|r| r.called_off = Some(off)).unwrap();
+        assert_eq!(told(), was);
     }
 
     /// The connection broke when the last page was here, and the session there has ended since.

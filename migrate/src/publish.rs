@@ -12,6 +12,7 @@ use crate::autogroup::NiceRequest;
 use crate::coming::Coming;
 use crate::over_time::OverTime;
 use crate::proto::message::Arrived;
+use crate::records::Reached;
 use vmove_types::progress::{GuestPlace, Outcome, Phase, Progress, Role};
 use vmove_types::report::{PhaseTime, ProgressPoint};
 use vmove_types::time::{Mono, ms};
@@ -106,6 +107,11 @@ impl Publisher {
     /// When the session began.
     pub(crate) fn began_at(&self) -> Option<String> {
         self.sender.borrow().began_at.clone()
+    }
+
+    /// How far the session is, to be noted where it is called off.
+    pub(crate) fn reached(&self) -> Box<Reached> {
+        Box::new(Reached::of(&self.sender.borrow()))
     }
 
     /// By which an operator is to end the session.

@@ -11,8 +11,8 @@ pub use vmove_node::guest_devices::{Asked, Detached};
 use vmove_node::peer::{PeerTarget, SessionId, Token};
 use vmove_node::record::VmRecord;
 use vmove_types::check::Blocker;
-use vmove_types::progress::{GuestPlace, MissingDevice, Outcome};
-use vmove_types::report::Report;
+use vmove_types::progress::{GuestPlace, MissingDevice, Outcome, Phase, Progress};
+use vmove_types::report::{PhaseTime, Report};
 use vmove_types::spec::{MigrationSpec, Mode, Visit};
 
 use crate::ownership::{DestinationState, SourceState};
@@ -30,6 +30,50 @@ pub struct CalledOff {
     pub blockers: Vec<Blocker>,
     /// From the request to this end, in milliseconds.
     pub elapsed_ms: f64,
+    /// How far it was; an older daemon has not noted that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reached: Option<Box<Reached>>,
+}
+
+/// How far a session was when it was called off.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Reached {
+    /// The mode, if that was chosen by then.
+    pub mode: Option<String>,
+    /// The phase that it was in.
+    pub phase: Phase,
+    /// Those before.
+    pub phases: Vec<PhaseTime>,
+    /// Bytes of pages that had crossed.
+    pub bytes_done: u64,
+    /// The same, with what was still to cross.
+    pub bytes_total: u64,
+    /// Bytes on the page connections.
+    pub bytes_sent: u64,
+}
+
+impl Reached {
+    /// What a session shows now.
+    pub(crate) fn of(now: &Progress) -> Self {
+        Self {
+            mode: now.mode.clone(),
+            phase: now.phase,
+            phases: now.phases.clone(),
+            bytes_done: now.bytes_done,
+            bytes_total: now.bytes_total,
+            bytes_sent: now.bytes_sent,
+        }
+    }
+
+    /// Shows it again.
+    fn show(&self, progress: &mut Progress) {
+        progress.mode.clone_from(&self.mode);
+        progress.phase = self.phase;
+        progress.phases.clone_from(&self.phases);
+        progress.bytes_done = self.bytes_done;
+        progress.bytes_total = self.bytes_total;
+        progress.bytes_sent = self.bytes_sent;
+    }
 }
 
 impl CalledOff {
@@ -40,6 +84,14 @@ impl CalledOff {
             Outcome::Failed { error, guest: GuestPlace::Source, cancelled }
         } else {
             Outcome::Refused { blockers: self.blockers.clone() }
+        }
+    }
+
+    /// Shows how far it was.
+    pub(crate) fn show(&self, progress: &mut Progress) {
+        progress.elapsed_ms = self.elapsed_ms;
+        if let Some(reached) = &self.reached {
+            reached.show(progress);
         }
     }
 }
@@ -255,7 +307,8 @@ impl DestinationRecord {
 
     /// What a report says from the beginning on.
     pub(crate) fn report(&self) -> Report {
-        let mode = self.mode.map(|mode| mode.to_string()).unwrap_or_default();
+        let mode = self.mode.or_else(|| self.prepare.spec.mode.fixed());
+        let mode = mode.map(|mode| mode.to_string()).unwrap_or_default();
         Report {
             schema: 1,
             id: self.id.to_string(),

@@ -551,9 +551,11 @@ pub const fn device_state(first: u64, fault: Fault) -> Rule {
 /// When it does not end in time.
 pub fn vmove(node: &Node, arguments: &[&str]) -> Result<End> {
     let mut child = node.vmove_in_background(&[&["--json"], arguments].concat())?;
+    let out = child.stdout.take().context("its output")?;
+    // Who follows is told more than fits into a pipe.
+    let printed = std::thread::spawn(move || std::io::read_to_string(out));
     let deadline = Instant::now() + STEP_TIMEOUT;
     let status = loop {
-        // Its output fits into a pipe, so it need not be read before the end.
         if let Some(status) = child.try_wait()? {
             break status;
         }
@@ -569,11 +571,10 @@ pub fn vmove(node: &Node, arguments: &[&str]) -> Result<End> {
         }
         std::thread::sleep(Duration::from_millis(5));
     };
-    let mut printed = Vec::new();
     let mut said = String::new();
-    child.stdout.take().context("its output")?.read_to_end(&mut printed)?;
+    let printed = printed.join().map_err(|_| anyhow::anyhow!("its output was not read"))??;
     child.stderr.take().context("its messages")?.read_to_string(&mut said)?;
-    let last = serde_json::Deserializer::from_slice(&printed).into_iter::<Value>().last();
+    let last = serde_json::Deserializer::from_str(&printed).into_iter::<Value>().last();
     let answer = last.transpose()?.unwrap_or(Value::Null);
     Ok(End { code: status.code().unwrap_or(-1), answer, said })
 }

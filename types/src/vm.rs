@@ -17,6 +17,9 @@ pub const LABEL: &str = "VMOVE_LABEL_";
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct VmList {
+    /// The node's name; empty if its daemon is of a version that does not tell it.
+    #[serde(default)]
+    pub node: String,
     /// By name.
     pub vms: Vec<VmSummary>,
 }

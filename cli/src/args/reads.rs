@@ -11,7 +11,7 @@ pub struct ReadsArgs {
     /// whichever is
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     pub reads: Option<u64>,
-    /// What that data can be read at there, such as 2GiB per second [default: 500 MB/s]
+    /// What that data can be read at there, such as 2GiB per second [default: 476.84 MiB/s]
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate, requires = "reads")]
     pub reads_near: Option<u64>,
 }

@@ -412,7 +412,11 @@ pub struct Migrate {
   vmove status
   vmove status 3f2a --follow
 
-The id of a group shows all its members. An id may be cut short as long as it is unambiguous.")]
+The id of a group shows all its members. An id may be cut short as long as it is unambiguous.
+
+--follow shows a bar on a terminal. Where standard output is a pipe or a file, a line goes there at each phase and every five seconds. With --json it
+has one object a line: at each phase and every second what `vmove status ID --json` prints, and last what `vmove migrate --json` prints, which has
+exit_code.")]
 pub struct Status {
     /// Id of a migration or a group; without it, all that are at work
     #[arg(value_name = "ID")]

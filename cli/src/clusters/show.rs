@@ -191,30 +191,48 @@ pub fn plan(plan: &Plan) -> String {
     )
 }
 
-/// Where a plan has stopped. Why is in the row of the step, if it was at one.
+/// Where a plan has stopped. Why is in the rows of the steps, if it was at some.
 fn stopped_at(plan: &Plan, reason: &str) -> String {
-    match plan.steps.iter().position(|step| matches!(step.state, StepState::Failed { .. })) {
-        Some(step) => format!("stopped at step {}", step + 1),
-        None => format!("stopped: {reason}"),
+    let failed: Vec<String> = failed(plan).map(|(at, _, _)| at.to_string()).collect();
+    match &failed[..] {
+        [] => format!("stopped: {reason}"),
+        [step] => format!("stopped at step {step}"),
+        steps => format!("stopped at steps {}", steps.join(", ")),
     }
+}
+
+/// Steps that have failed: number, VM and why.
+fn failed(plan: &Plan) -> impl Iterator<Item = (usize, &PlanStep, &String)> {
+    plan.steps.iter().enumerate().filter_map(|(at, step)| match &step.state {
+        StepState::Failed { reason } => Some((at + 1, step, reason)),
+        _ => None,
+    })
 }
 
 /// Says how a plan was run. One that has stopped is a failure, of which programs get one object with the plan in it.
 pub fn ran(plan: &Plan, json: bool) -> Result<(), End> {
     let PlanState::Stopped { reason } = &plan.state else { return say_either(plan, json, self::plan) };
-    let mut failure = Failure::new(Code::Busy, why_stopped(plan, reason));
+    let reason = reason.replace("`vmove plan run`", &format!("`vmove plan run {}`", plan.id));
     if json {
+        let mut failure = Failure::new(Code::Busy, format!("the plan has stopped: {reason}"));
         failure.details = serde_json::to_value(plan).ok();
-    } else {
-        say(&self::plan(plan))?;
+        return Err(failure.into());
     }
-    Err(failure.into())
+    say(&self::plan(plan))?;
+    Err(Failure::new(Code::Busy, why_stopped(plan, &reason)).into())
 }
 
+/// For somebody who has the table above it, which says why a step has failed.
 fn why_stopped(plan: &Plan, reason: &str) -> String {
-    let reason = reason.replace("`vmove plan run`", &format!("`vmove plan run {}`", plan.id));
-    let at = stopped_at(plan, &reason);
-    if at.ends_with(&reason) { format!("the plan has {at}") } else { format!("the plan has {at}: {reason}") }
+    if !failed(plan).any(|(_, _, why)| reason.contains(why)) {
+        return format!("the plan has stopped: {reason}");
+    }
+    let steps: Vec<String> = failed(plan).map(|(at, step, _)| format!("{at} ({})", step.vm)).collect();
+    format!(
+        "the plan has stopped at step {}: later steps were not begun; see why in its row. `vmove plan run {}` continues the plan",
+        steps.join(", "),
+        plan.id
+    )
 }
 
 /// For how long it is predicted to be without its devices.
@@ -282,7 +300,10 @@ mod tests {
     fn a_plan_that_stopped_says_why() {
         let text = serde_json::json!({
             "id": "p1", "purpose": "evacuate n1", "made_wall_ms": 0, "hops": { "before": 4, "after": 2 },
-            "state": { "is": "stopped", "reason": "a step failed; `vmove plan run` continues it" },
+            "state": {
+                "is": "stopped",
+                "reason": "step 1 (VM web-0): no room; later steps were not begun. `vmove plan run` continues the plan"
+            },
             "steps": [{
                 "vm": "web-0", "from": "n1", "to": { "vm": "web-0", "node": "n2" }, "memory_mib": 64,
                 "state": { "is": "failed", "reason": "no room" }
@@ -295,19 +316,27 @@ mod tests {
             text.ends_with("web-0  n1    n2  64 MiB  -        -                failed: no room\n"),
             "{text}"
         );
-        let said = |plan: &Plan| match ran(plan, true) {
+        let said = |plan: &Plan, json| match ran(plan, json) {
             Err(End::Failed(failure)) => failure,
             other => panic!("{other:?}"),
         };
-        let failure = said(&stopped);
+        assert_eq!(
+            said(&stopped, false).message,
+            "the plan has stopped at step 1 (web-0): later steps were not begun; see why in its row. `vmove plan run p1` continues the plan"
+        );
+        // Who has no table is told why.
+        let failure = said(&stopped, true);
         assert_eq!(
             failure.message,
-            "the plan has stopped at step 1: a step failed; `vmove plan run p1` continues it"
+            "the plan has stopped: step 1 (VM web-0): no room; later steps were not begun. `vmove plan run p1` continues the plan"
         );
         assert_eq!(failure.details.unwrap()["steps"][0]["state"]["reason"], "no room");
+        // Why is in no row: the node is not drained, or the store did not answer.
         let not_drained = Plan { steps: Vec::new(), ..stopped.clone() };
-        assert_eq!(said(&not_drained).message.matches("a step failed").count(), 1);
-        assert!(plan(&not_drained).contains(", stopped: a step failed"));
+        for json in [false, true] {
+            assert_eq!(said(&not_drained, json).message.matches("no room").count(), 1);
+        }
+        assert!(plan(&not_drained).contains(", stopped: step 1 (VM web-0): no room"));
         assert!(plans(&PlanList { plans: vec![stopped] }).ends_with("p1    evacuate n1  0/1    stopped\n"));
     }
 

@@ -340,7 +340,8 @@ async fn watch(client: Client, vmid: Vmid, bar: Rc<Bar>) -> Option<Box<Progress>
     let mut snapshots = client.follow_migration(&id).await.ok()?;
     let mut last = None;
     while let Ok(Some(progress)) = snapshots.next().await {
-        bar.update(&progress);
+        // It writes to standard error, whose reader may be gone.
+        let _ = bar.update(&progress);
         last = Some(Box::new(progress));
         if last.as_ref().is_some_and(|progress| progress.outcome.is_end()) {
             break;

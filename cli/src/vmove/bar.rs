@@ -12,6 +12,7 @@ use vmove_types::progress::{Outcome, Phase, Progress, VISIT};
 use vmove_types::units::{format_bytes, format_ms, format_rate};
 
 use super::disk_latency::present;
+use crate::output::{End, note, say};
 
 /// A bar on standard error; when that is no terminal, lines or nothing.
 #[derive(Debug, Default)]
@@ -25,19 +26,31 @@ pub struct Bar {
 
 /// What was said last, and when.
 #[derive(Debug, Default)]
-struct Lines(Cell<Option<(Phase, Instant)>>);
+pub(super) struct Lines {
+    last: Cell<Option<(Phase, Instant)>>,
+    /// Whoever reads standard output has asked for them. Otherwise they go to standard error.
+    on_stdout: bool,
+}
 
 /// How often a line says how far it is.
 const LINES_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Lines {
     /// A line is due: there is something new, or time has passed.
-    fn are_due(&self, phase: Phase, now: Instant) -> bool {
-        let due = self.0.get().is_none_or(|(last, at)| last != phase || now - at >= LINES_INTERVAL);
+    pub(super) fn are_due(&self, phase: Phase, now: Instant, interval: Duration) -> bool {
+        let due = self.last.get().is_none_or(|(last, at)| last != phase || now - at >= interval);
         if due {
-            self.0.set(Some((phase, now)));
+            self.last.set(Some((phase, now)));
         }
         due
+    }
+
+    fn add(&self, line: &str) -> Result<(), End> {
+        if self.on_stdout {
+            return say(line);
+        }
+        note(line);
+        Ok(())
     }
 }
 
@@ -79,6 +92,11 @@ impl Bar {
         Self { bar: Some(styled(bar)), ..Self::default() }
     }
 
+    /// For a reader of standard output that is no terminal: lines there.
+    pub fn lines_on_stdout() -> Self {
+        Self { lines: Some(Lines { on_stdout: true, ..Lines::default() }), ..Self::default() }
+    }
+
     /// Where there is no terminal: lines for people, and for programs warnings only.
     pub fn without_terminal(json: bool) -> Self {
         Self { lines: (!json).then(Lines::default), ..Self::default() }
@@ -89,19 +107,19 @@ impl Bar {
         Self { bar: Some(all.add(styled(ProgressBar::new(STEPS)))), ..Self::default() }
     }
 
-    pub fn update(&self, progress: &Progress) {
-        self.show(progress, None, parts(progress));
+    pub fn update(&self, progress: &Progress) -> Result<(), End> {
+        self.show(progress, None, parts(progress))
     }
 
     /// One of several.
-    pub fn update_named(&self, name: &str, progress: &Progress, more: Option<String>) {
+    pub fn update_named(&self, name: &str, progress: &Progress, more: Option<String>) -> Result<(), End> {
         let mut parts = parts(progress);
         // Before what is left out first.
         more.into_iter().for_each(|more| parts.insert(1, more));
-        self.show(progress, Some(name), parts);
+        self.show(progress, Some(name), parts)
     }
 
-    fn show(&self, progress: &Progress, name: Option<&str>, mut parts: Vec<String>) {
+    fn show(&self, progress: &Progress, name: Option<&str>, mut parts: Vec<String>) -> Result<(), End> {
         if let Some(promise) = progress.promise.as_ref().filter(|_| !self.promised.replace(true)) {
             self.note(&format!("vmove: {}: {promise}", progress.vm));
         }
@@ -110,8 +128,10 @@ impl Bar {
         }
         // Of one of several that has ended, the end of all tells.
         let at_work = !progress.outcome.is_end();
-        if at_work && self.lines.as_ref().is_some_and(|lines| lines.are_due(progress.phase, Instant::now())) {
-            crate::output::note(&format!("{}: {}", progress.vm, parts.join(", ")));
+        if let Some(lines) = self.lines.as_ref().filter(|_| at_work)
+            && lines.are_due(progress.phase, Instant::now(), LINES_INTERVAL)
+        {
+            lines.add(&format!("{}: {}", progress.vm, parts.join(", ")))?;
         }
         if let Some(bar) = &self.bar {
             if matches!(progress.phase, Phase::Disks | Phase::DisksAfter) {
@@ -131,6 +151,7 @@ impl Bar {
             bar.set_message(fitted(parts, room()));
             bar.tick();
         }
+        Ok(())
     }
 
     /// A disk alone.
@@ -145,8 +166,8 @@ impl Bar {
     /// Prints a line above the bar, or on standard error.
     pub fn note(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| crate::output::note(text)),
-            None => crate::output::note(text),
+            Some(bar) => bar.suspend(|| note(text)),
+            None => note(text),
         }
     }
 
@@ -281,7 +302,7 @@ mod tests {
     #[test]
     fn without_a_terminal_each_phase_and_each_few_seconds_have_a_line() {
         let (lines, begun) = (Lines::default(), Instant::now());
-        let due = |phase, seconds| lines.are_due(phase, begun + Duration::from_secs(seconds));
+        let due = |phase, seconds| lines.are_due(phase, begun + Duration::from_secs(seconds), LINES_INTERVAL);
         assert!(due(Phase::Check, 0) && !due(Phase::Check, 1), "once");
         assert!(due(Phase::Rounds, 1) && !due(Phase::Rounds, 5));
         assert!(due(Phase::Rounds, 6) && !due(Phase::Rounds, 10) && due(Phase::Rounds, 11));
@@ -289,10 +310,10 @@ mod tests {
 
     #[test]
     fn a_narrow_terminal_shows_fewer_parts_and_cuts_none() {
-        let parts = || ["fetch", "14.84 s left", "0 B of 658.00 MiB", "70 MB/s"].map(str::to_owned).to_vec();
-        assert_eq!(fitted(parts(), 48), "fetch, 14.84 s left, 0 B of 658.00 MiB, 70 MB/s");
-        assert_eq!(fitted(parts(), 47), "fetch, 14.84 s left, 0 B of 658.00 MiB, 70 MB/s");
-        assert_eq!(fitted(parts(), 46), "fetch, 14.84 s left, 0 B of 658.00 MiB");
+        let parts = || ["fetch", "14.84 s left", "0 B of 658.00 MiB", "70 MiB/s"].map(str::to_owned).to_vec();
+        assert_eq!(fitted(parts(), 49), "fetch, 14.84 s left, 0 B of 658.00 MiB, 70 MiB/s");
+        assert_eq!(fitted(parts(), 48), "fetch, 14.84 s left, 0 B of 658.00 MiB, 70 MiB/s");
+        assert_eq!(fitted(parts(), 47), "fetch, 14.84 s left, 0 B of 658.00 MiB");
         assert_eq!(fitted(parts(), 1), "fetch");
     }
 

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use vmove_types::progress::Progress;
 
 use super::bar::Bar;
+use super::snapshots::{Reader, Snapshots};
 use crate::output::End;
 use vmove_client::{Client, Error, Stream};
 use vmove_types::migration::Taken;
@@ -30,6 +31,13 @@ pub enum Interrupt {
     Cancels,
     /// Leave.
     Leaves,
+}
+
+impl Interrupt {
+    /// Only `status --follow` leaves at the first Ctrl-C.
+    pub(super) fn only_follows(self) -> bool {
+        self == Self::Leaves
+    }
 }
 
 /// How the waiting ended.
@@ -54,8 +62,14 @@ pub async fn follow_until(
     json: bool,
     enough: impl Fn(&Progress) -> bool,
 ) -> Result<Followed, End> {
-    let bar = if json { Bar::new() } else { Bar::or_lines() };
-    let ended = watch(client, id, interrupt, &bar, &enough).await;
+    let reader = Reader::of(interrupt.only_follows(), json);
+    let bar = match reader {
+        Reader::Waiting if json => Bar::new(),
+        Reader::Waiting => Bar::or_lines(),
+        Reader::Lines => Bar::lines_on_stdout(),
+        Reader::Objects => Bar::default(),
+    };
+    let ended = watch(client, id, interrupt, (&bar, &Snapshots::of(reader)), &enough).await;
     bar.clear();
     ended
 }
@@ -64,7 +78,7 @@ async fn watch(
     client: &Client,
     id: &str,
     interrupt: Interrupt,
-    bar: &Bar,
+    (bar, told): (&Bar, &Snapshots),
     enough: &impl Fn(&Progress) -> bool,
 ) -> Result<Followed, End> {
     let mut snapshots = client.follow_migration(id).await?;
@@ -75,7 +89,10 @@ async fn watch(
         tokio::select! {
             next = snapshots.next() => match next {
                 Ok(Some(progress)) if progress.outcome.is_end() || enough(&progress) => return Ok(Followed::Ended(Box::new(progress))),
-                Ok(Some(progress)) => bar.update(&progress),
+                Ok(Some(progress)) => {
+                    bar.update(&progress)?;
+                    told.add(&progress, progress.phase)?;
+                }
                 Ok(None) | Err(_) => {
                     bar.note("vmove: lost the daemon, waiting for it to return; the migration is not lost");
                     snapshots = reconnect(|| client.follow_migration(id), id, &mut presses).await?;

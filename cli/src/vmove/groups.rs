@@ -17,6 +17,7 @@ use super::Ended;
 use super::bar::Bar;
 use super::follow::{Interrupt, reconnect};
 use super::progress_text::{blocker_line, final_object, note_missing, state};
+use super::snapshots::{Reader, Snapshots};
 use super::waiting::asked;
 use crate::failure::Failure;
 use crate::output::{End, fields, note, say, say_json, table};
@@ -99,26 +100,40 @@ fn object(group: &GroupProgress, exit: Exit) -> Value {
 struct Bars {
     all: Option<MultiProgress>,
     json: bool,
+    reader: Reader,
+    told: Snapshots,
     of: Vec<Bar>,
 }
 
 impl Bars {
-    fn new(json: bool) -> Self {
-        let terminal = std::io::stderr().is_terminal();
+    fn new(interrupt: Interrupt, json: bool) -> Self {
+        let reader = Reader::of(interrupt.only_follows(), json);
+        let terminal = reader == Reader::Waiting && std::io::stderr().is_terminal();
         let all = terminal.then(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(10)));
-        Self { all, json, of: Vec::new() }
+        Self { all, json, reader, told: Snapshots::of(reader), of: Vec::new() }
     }
 
-    fn update(&mut self, group: &GroupProgress) {
+    fn bar(&self) -> Bar {
+        match (&self.all, self.reader) {
+            (Some(all), _) => Bar::within(all),
+            (None, Reader::Lines) => Bar::lines_on_stdout(),
+            (None, Reader::Waiting | Reader::Objects) => Bar::without_terminal(self.json),
+        }
+    }
+
+    fn update(&mut self, group: &GroupProgress) -> Result<(), End> {
         while self.of.len() < group.members.len() {
-            self.of.push(self.all.as_ref().map_or_else(|| Bar::without_terminal(self.json), Bar::within));
+            self.of.push(self.bar());
         }
         for (bar, member) in self.of.iter().zip(&group.members) {
             let gate = group.gate.filter(|_| !group.waiting_for.contains(&member.vm));
             let waits =
                 gate.map(|gate| format!("{}: waits for {}", gate.as_str(), group.waiting_for.join(", ")));
-            bar.update_named(&member.vm, member, waits);
+            bar.update_named(&member.vm, member, waits)?;
         }
+        // The slowest member tells how far all are.
+        let phase = group.members.iter().map(|member| member.phase).min();
+        phase.map_or(Ok(()), |phase| self.told.add(group, phase))
     }
 
     fn note(&self, text: &str) {
@@ -140,7 +155,7 @@ async fn follow(
     interrupt: Interrupt,
     json: bool,
 ) -> Result<Option<GroupProgress>, End> {
-    let mut bars = Bars::new(json);
+    let mut bars = Bars::new(interrupt, json);
     let ended = watch(client, id, interrupt, &mut bars).await;
     bars.clear();
     ended
@@ -159,7 +174,7 @@ async fn watch(
         tokio::select! {
             next = snapshots.next() => match next {
                 Ok(Some(group)) if group.outcome.is_end() => return Ok(Some(group)),
-                Ok(Some(group)) => bars.update(&group),
+                Ok(Some(group)) => bars.update(&group)?,
                 Ok(None) | Err(_) => {
                     bars.note("vmove: lost the daemon, waiting for it to return; the group is not lost");
                     snapshots = reconnect(|| client.follow_group(id), id, &mut presses).await?;

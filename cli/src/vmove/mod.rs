@@ -15,6 +15,7 @@ mod progress_text;
 mod report;
 mod secrets;
 mod setup;
+mod snapshots;
 mod tune;
 mod visit;
 mod vms;

@@ -473,7 +473,8 @@ impl Session {
             left |= !arrival::give_back(&*self.node.config.devices, vm, None).await;
         }
         let elapsed_ms = self.publisher.elapsed_ms();
-        let called_off = CalledOff { why: why.clone(), cancelled, blockers: Vec::new(), elapsed_ms };
+        let reached = Some(self.publisher.reached());
+        let called_off = CalledOff { why: why.clone(), cancelled, blockers: Vec::new(), elapsed_ms, reached };
         self.write_owing(|r| {
             r.note_removal(left);
             r.called_off = Some(called_off);

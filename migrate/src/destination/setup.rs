@@ -102,6 +102,8 @@ pub(crate) async fn serve_new(
         }
     };
     publisher.coming(|coming| coming.begin(prepare.held_bytes()));
+    let requested = prepare.spec.mode.fixed().map(|mode| mode.to_string());
+    publisher.update(|p| p.mode = requested);
     let home = caller.address.zip(prepare.home_port);
     let home = home.map(|(address, port)| SocketAddr::new(address, port).to_string());
     let opening = open(node, (hello.session, home), prepare, (room, publisher), arrivals);

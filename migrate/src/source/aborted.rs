@@ -96,7 +96,8 @@ pub(super) async fn abort(mut session: Session, stop: Stop, mut phase: impl Undo
     let blockers = if let Stop::Refused(blockers) = &stop { blockers.clone() } else { Vec::new() };
     let elapsed_ms = session.publisher.elapsed_ms();
     let reason = if cancelled { CANCELLED.to_owned() } else { why.clone() };
-    let called_off = CalledOff { why: reason, cancelled, blockers, elapsed_ms };
+    let reached = Some(session.publisher.reached());
+    let called_off = CalledOff { why: reason, cancelled, blockers, elapsed_ms, reached };
     session.write_owing(|r| r.called_off = Some(called_off));
     let_memory_go(session.node.disk(), session.vm());
     // Ends the conversation; a destination that had not loaded the state drops everything then.

@@ -57,6 +57,13 @@ async fn add_promise(
     if modes.is_empty() {
         return;
     }
+    // What it writes goes to memory that is in none of its files.
+    if let Ok(Some(_)) = crate::check::source::private_ram(&*node.config.vmm, vm) {
+        return report.warnings.push(format!(
+            "There is no promise until the memory of {:?} is its own: look again after `vfork promote {}`, or let `vmove migrate` do that",
+            vm.name, vm.name
+        ));
+    }
     let known = match look_ahead(node, vm, (to, spec), runs).await {
         Ok(known) => known,
         Err(error) => {

@@ -6,6 +6,7 @@ use super::final_pages::FinalPages;
 use super::gate::Place;
 use super::page_service::PageService;
 use super::session::Session;
+use crate::ownership::SourceState;
 use crate::proto::message::{Counted, ToDestination, ToSource};
 use vmove_node::peer::codec::CodecError;
 use vmove_types::progress::Phase;
@@ -184,7 +185,9 @@ impl Session {
     fn progress(&mut self, counted: Counted, serving: &mut Serving<'_>) {
         self.counted = counted;
         let missing = match serving {
-            Serving::Final(pages, _) => Some(counted.pages_left * pages.memory.page_bytes()),
+            Serving::Final(pages, _) => {
+                pages_missing(counted, self.state()).map(|left| left * pages.memory.page_bytes())
+            }
             Serving::Rounds(_) | Serving::Nothing => None,
         };
         self.publisher.landed(counted.landed_bytes, counted.wire_bytes, missing);
@@ -229,5 +232,23 @@ impl Serving<'_> {
 
     const fn is_round(&self) -> bool {
         matches!(self, Self::Rounds(_))
+    }
+}
+
+/// What the destination lacks, once the final set is applied there. Before, it says 0; so 0 counts only from the commit on.
+fn pages_missing(counted: Counted, state: SourceState) -> Option<u64> {
+    Some(counted.pages_left).filter(|left| *left > 0 || state == SourceState::Committed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_destination_that_has_not_counted_yet_does_not_have_everything() {
+        let missing = |pages_left, state| pages_missing(Counted { pages_left, ..Counted::default() }, state);
+        assert_eq!(missing(0, SourceState::Stopped), None, "the final set is not applied yet");
+        assert_eq!(missing(7, SourceState::Stopped), Some(7));
+        assert_eq!(missing(0, SourceState::Committed), Some(0), "all pages are there");
     }
 }

@@ -67,9 +67,24 @@ struct Writes {
     tracker: Option<Box<dyn WriteTracker>>,
     /// Pages of each block that the destination has no good copy of.
     pending: Vec<PageSet>,
+    /// How many of those may hold something, at most: most of a guest's memory may never have been used. `None`: not counted.
+    pending_content: Option<u64>,
     /// Pages that a scan has found written since [`SourceMemory::forget_seen`].
     seen: Vec<PageSet>,
     last_scan: Option<Instant>,
+}
+
+impl Writes {
+    /// Counts again how much of what is pending may hold something.
+    fn count_pending(&mut self, content: &[PageSet]) -> u64 {
+        let both = self.pending.iter().zip(content).map(|(pending, content)| pending.common(content).count());
+        *self.pending_content.insert(both.sum())
+    }
+
+    /// Pages were made pending, some of them perhaps not for the first time.
+    fn add_pending(&mut self, pages: u64) {
+        self.pending_content = self.pending_content.map(|counted| counted.saturating_add(pages));
+    }
 }
 
 /// What a scan found.
@@ -225,6 +240,7 @@ impl SourceMemory {
         for (index, block) in self.blocks.iter().enumerate() {
             let Some(tracker) = &mut writes.tracker else {
                 writes.pending[index] = self.everything(index);
+                writes.pending_content = None;
                 continue;
             };
             let (pending, seen) = (&mut writes.pending[index], &mut writes.seen[index]);
@@ -237,6 +253,7 @@ impl SourceMemory {
             tracker.scan(during, index, &block.file, &mut add)?;
             scan.dirty_pages += dirty;
         }
+        writes.add_pending(scan.dirty_pages);
         scan.pending_pages = writes.pending.iter().map(PageSet::count).sum();
         writes.last_scan = Some(begun);
         scan.took = begun.elapsed();
@@ -248,14 +265,18 @@ impl SourceMemory {
         self.lock().pending.clone()
     }
 
-    /// How many pages are pending.
+    /// How many pages are pending and may hold something, at most.
     pub(super) fn pending_pages(&self) -> u64 {
-        self.lock().pending.iter().map(PageSet::count).sum()
+        let writes = self.lock();
+        let pending = writes.pending.iter().map(PageSet::count).sum();
+        writes.pending_content.map_or(pending, |counted| counted.min(pending))
     }
 
     /// Takes what is pending: it is about to be sent.
     pub(super) fn take_pending(&self) -> Vec<PageSet> {
-        self.lock().pending.iter_mut().map(PageSet::take).collect()
+        let mut writes = self.lock();
+        writes.pending_content = Some(0);
+        writes.pending.iter_mut().map(PageSet::take).collect()
     }
 
     /// Takes the next `pages` pages that are pending and may hold something, from a page of a block on, which is moved behind them.
@@ -266,9 +287,21 @@ impl SourceMemory {
         from: &mut (usize, u64),
     ) -> Result<Vec<PageSet>, MemoryError> {
         let content = self.content()?;
+        let mut writes = self.lock();
+        let taken = Self::take_next(&mut writes.pending, &content, pages, from);
+        writes.count_pending(&content);
+        Ok(taken)
+    }
+
+    fn take_next(
+        pending: &mut [PageSet],
+        content: &[PageSet],
+        pages: u64,
+        from: &mut (usize, u64),
+    ) -> Vec<PageSet> {
         let mut left = pages;
         let mut taken: Vec<PageSet> = content.iter().map(|set| PageSet::empty(set.capacity())).collect();
-        for (index, pending) in self.lock().pending.iter_mut().enumerate().skip(from.0) {
+        for (index, pending) in pending.iter_mut().enumerate().skip(from.0) {
             let first = if index == from.0 { from.1 } else { 0 };
             for run in pending.common(&content[index]).runs() {
                 let start = run.start.max(first);
@@ -278,12 +311,12 @@ impl SourceMemory {
                 left -= end - start;
                 *from = (index, end);
                 if left == 0 {
-                    return Ok(taken);
+                    return taken;
                 }
             }
         }
         *from = (content.len(), 0);
-        Ok(taken)
+        taken
     }
 
     /// From here on [`SourceMemory::seen`] counts.
@@ -294,10 +327,9 @@ impl SourceMemory {
     /// Number of pages that scans have found written, each counted once; and of those that are pending and may hold something.
     pub(super) fn seen(&self) -> Result<(u64, u64), MemoryError> {
         let content = self.content()?;
-        let writes = self.lock();
-        let left =
-            writes.pending.iter().zip(content).map(|(pending, content)| pending.common(&content).count());
-        Ok((writes.seen.iter().map(PageSet::count).sum(), left.sum()))
+        let mut writes = self.lock();
+        let left = writes.count_pending(&content);
+        Ok((writes.seen.iter().map(PageSet::count).sum(), left))
     }
 
     /// Pages of each block that the file has memory for.
@@ -315,7 +347,9 @@ impl SourceMemory {
 
     /// Makes all pages pending.
     pub(super) fn name_all_again(&self) {
-        self.lock().pending = (0..self.blocks.len()).map(|block| self.everything(block)).collect();
+        let mut writes = self.lock();
+        writes.pending = (0..self.blocks.len()).map(|block| self.everything(block)).collect();
+        writes.pending_content = None;
     }
 
     /// What is not pending: the destination has it as the guest's processors have left it.
@@ -347,10 +381,11 @@ impl SourceMemory {
     /// Makes pages of a block pending.
     pub(super) fn name_again(&self, block: usize, ranges: &[ByteRange]) {
         let page_size = self.blocks[block].page_size();
-        let pending = &mut self.lock().pending[block];
+        let mut writes = self.lock();
         for range in ranges {
             let run = page_size.run_of(*range);
-            pending.insert(run.start.0..run.end().0);
+            writes.pending[block].insert(run.start.0..run.end().0);
+            writes.add_pending(run.len);
         }
     }
 

@@ -128,6 +128,10 @@ pub(crate) async fn begin(begun: Begun) {
     let limits = Limits::new(cancel, &spec, member.clone());
     let mode = spec.mode.fixed().unwrap_or(Mode::Hybrid);
     let mut report = Report::new(id.to_string(), vm.name.clone(), mode);
+    if spec.mode.fixed().is_none() {
+        // Not chosen yet: a migration that ends before says none.
+        report.mode.clear();
+    }
     report.source.clone_from(&node.config.node);
     report.began_at = publisher.began_at();
     report.choice = choice;

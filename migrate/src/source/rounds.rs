@@ -97,10 +97,13 @@ impl Warm {
             self.scan(session).await?;
         }
         let memory = &self.pages.memory;
+        let pending = memory.pending_pages();
         let sets = if compares { memory.not_pending() } else { memory.take_pending() };
-        let (done, planned) = self.round(sets, session).await?;
+        let compared = if compares { sets.iter().map(PageSet::count).sum() } else { 0 };
+        let number = u32::try_from(session.report.rounds.len() + 1).unwrap_or(u32::MAX);
+        let (done, named) = self.round(number, pending + compared, sets, session).await?;
         // Of the pages, not of what crossed: the next round's parts that are zero or unchanged will not cross either.
-        let dealt_with = planned * self.pages.memory.page_bytes();
+        let dealt_with = named * self.pages.memory.page_bytes();
         if compares {
             *link = self.link_rate.measured().unwrap_or(*link);
         } else if done.micros > 0 && dealt_with > 1 << 20 {
@@ -116,8 +119,14 @@ impl Warm {
             rounds: u32::try_from(session.report.rounds.len()).unwrap_or(u32::MAX),
             last_bytes: if compares { dealt_with } else { done.bytes },
             left_bytes: scan.pending_pages * self.pages.memory.page_bytes(),
-            link_bytes_per_s: if *link > 0.0 { *link } else { 1e9 },
+            link_bytes_per_s: if *link > 0.0 { *link } else { self.known_link(session) },
         })
+    }
+
+    /// Page payload per second, of a link on which too little has crossed to measure it.
+    fn known_link(&self, session: &Session) -> f64 {
+        let remembered = session.node.past.link(&session.to().name, &session.report.fabric);
+        self.link_rate.link(session.spec().bandwidth, remembered.as_ref()).bytes_per_s
     }
 
     /// Whether rounds could still shrink what is left, after those that the destination was too slow for.
@@ -135,17 +144,16 @@ impl Warm {
         }
     }
 
-    /// One round: returns what the destination read, and how many pages were named.
+    /// One round, or a part of it: returns what the destination read, and how many pages were named that hold something. `planned`: at most so many
+    /// pages cross with it and after it, as far as is known.
     pub(super) async fn round(
         &mut self,
+        number: u32,
+        planned: u64,
         sets: Vec<PageSet>,
         session: &mut Session,
     ) -> Result<(RoundDone, u64), Stop> {
         let begun = Instant::now();
-        let number = u32::try_from(session.report.rounds.len() + 1).unwrap_or(u32::MAX);
-        // Of a part that is sent for a sample, too: all that is known to come.
-        let pending = self.pages.memory.pending_pages();
-        let planned = pending + sets.iter().map(PageSet::count).sum::<u64>();
         let page = self.pages.memory.page_bytes();
         session.publisher.update(|p| p.round = number);
         self.pages.refresh_regions(session, &mut self.control).await?;

@@ -46,16 +46,22 @@ impl Warm {
         let begun = Instant::now();
         let page = self.pages.memory.page_bytes();
         let before = session.report.rounds.len();
+        // All parts are one round, for who looks, too.
+        let number = u32::try_from(before + 1).unwrap_or(u32::MAX);
         let looks = SourceError::memory("look at what the guest holds");
         let remembered = session.node.past.link(&session.to().name, &session.report.fabric);
         let (mut part, mut from) = (FIRST_PART, (0, 0));
-        let sample = loop {
+        loop {
             let sets = self.pages.memory.take_content((part / page).max(1), &mut from).map_err(looks)?;
             let is_last = sets.iter().all(PageSet::is_empty);
             if is_last {
                 tokio::time::sleep(SAMPLE_INTERVAL.saturating_sub(begun.elapsed())).await;
             } else {
-                self.round(sets, session).await?;
+                let named: u64 = sets.iter().map(PageSet::count).sum();
+                let planned = named + self.pages.memory.pending_pages();
+                self.round(number, planned, sets, session).await?;
+                let parts = session.report.rounds.split_off(before);
+                session.report.rounds.extend(parts.into_iter().reduce(RoundStats::followed_by));
                 part *= 2;
                 if begun.elapsed() < SAMPLE_INTERVAL || self.link_rate.measured().is_none() {
                     continue;
@@ -71,12 +77,9 @@ impl Warm {
             }
             let enough = until == Until::LinkIsKnown || stops_at_once(session, &sample).is_some();
             if is_last || enough {
-                break sample;
+                return Ok(sample);
             }
-        };
-        let parts = session.report.rounds.split_off(before);
-        session.report.rounds.extend(parts.into_iter().reduce(RoundStats::followed_by));
-        Ok(sample)
+        }
     }
 
     async fn seen_since(&mut self, begun: Instant, link: Link, session: &Session) -> Result<Sample, Stop> {

@@ -65,9 +65,9 @@ impl Stopping {
         pause.step("scan");
         self.pages.refresh_regions(session, &mut self.control).await?;
         pause.step("register");
+        let left = self.pages.memory.pending_pages() * self.pages.memory.page_bytes();
         let sets = self.pages.memory.take_pending();
         session.pages_at_stop = sets.iter().map(crate::pending::PageSet::count).sum();
-        let left = session.pages_at_stop * self.pages.memory.page_bytes();
         session.publisher.coming(|coming| coming.part(left));
         let untold = sets.iter().zip(&told).map(|(all, told)| all.without(told)).collect();
         let last = match session.spec().visit {

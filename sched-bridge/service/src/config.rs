@@ -22,7 +22,7 @@ pub use self::store::{StoreChoice, open_store};
 
 use crate::access::{Access, Caller, Role, Token};
 use crate::bridge::Retention;
-use crate::driver::{DaemonAddress, TimeLimits};
+use crate::driver::{CONTROL, DaemonAddress, TimeLimits};
 use crate::executor::Limits;
 use crate::instance_types::InstanceTypes;
 use crate::quota::Quotas;
@@ -330,6 +330,7 @@ impl Config {
             let why = "[moves]: per-node and per-uplink must be at least 1, and command must not be empty";
             return Err(within(anyhow!(why)));
         }
+        check_daemons(&file.moves, &file.daemons).map_err(within)?;
         let store = arguments.store.or(file.store).unwrap_or_else(|| DEFAULT_STORE.to_owned());
         let max_txn_ops = arguments.etcd_max_txn_ops.or(file.etcd_max_txn_ops).unwrap_or(DEFAULT_MAX_TXN_OPS);
         Ok(Self {
@@ -355,6 +356,22 @@ impl Config {
             grant_key: file.grant_key,
         })
     }
+}
+
+/// A control socket that the command does not use would be another node's: its VMs would be taken for those of this one.
+fn check_daemons(moves: &Moves, daemons: &BTreeMap<NodeName, DaemonAddress>) -> anyhow::Result<()> {
+    let Some(command) = moves.command.as_ref().filter(|words| !words.iter().any(|w| w.contains(CONTROL)))
+    else {
+        return Ok(());
+    };
+    let Some(node) = daemons.iter().find_map(|(node, daemon)| daemon.control.as_ref().map(|_| node)) else {
+        return Ok(());
+    };
+    let with_control = [&command[..], &["--control".to_owned(), CONTROL.to_owned()]].concat();
+    bail!(
+        "[daemons.{node}] control: expected a [moves] command with {CONTROL}, which stands for that socket, found {command:?}: every node would \
+         be asked at the same socket. Write command = {with_control:?} in [moves], or leave that key out for the default"
+    )
 }
 
 /// Whether requests on this address are protected.

@@ -17,8 +17,10 @@ use vmove_grant::{Grant, GrantedDevice, GrantedShare, SecretKey};
 
 use vmove_adapter::program::{self, ProgramError};
 
+mod identity;
 mod snapshots;
 
+use identity::Identities;
 pub use snapshots::{Forked, ForkedChild, Restored, Saved, Snapshots, WantedChild};
 
 /// Programs that list VMs at once. Beyond that, nodes wait for each other.
@@ -147,9 +149,9 @@ pub trait VmDriver: Snapshots + std::fmt::Debug + Send + Sync {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DaemonAddress {
-    /// Its control socket, for `{control}` in the command.
-    #[serde(default = "default_control")]
-    pub control: PathBuf,
+    /// Its control socket, for `{control}` in the command; without it, that of a daemon which was not told otherwise.
+    #[serde(default)]
+    pub control: Option<PathBuf>,
     /// Its peer port, `HOST:PORT`, to which other daemons migrate VMs. Without it, the name of the node, which the source's daemon must
     /// then know.
     #[serde(default)]
@@ -159,6 +161,9 @@ pub struct DaemonAddress {
 fn default_control() -> PathBuf {
     PathBuf::from(vmove_types::node::DEFAULT_CONTROL)
 }
+
+/// Stands in the command for the control socket of a daemon.
+pub(crate) const CONTROL: &str = "{control}";
 
 /// `vmove` on this host, unless another command is configured.
 pub const HERE: [&str; 3] = ["vmove", "--control", "{control}"];
@@ -181,6 +186,7 @@ pub struct VmoveCommand {
     options: Vec<String>,
     daemons: BTreeMap<NodeName, DaemonAddress>,
     host: String,
+    identities: Arc<Identities>,
     time_limits: TimeLimits,
     /// Signs what VMs may have.
     key: Option<Arc<SecretKey>>,
@@ -224,6 +230,7 @@ impl VmoveCommand {
             options,
             daemons,
             host: host_name(),
+            identities: Arc::default(),
             time_limits,
             key: None,
             looks: Arc::new(Semaphore::new(MOST_LOOKS)),
@@ -275,8 +282,33 @@ impl VmoveCommand {
         self.run_program(node, VMOVE, arguments, limit).await
     }
 
-    /// The same by another program that is beside `vmove`.
+    /// The same by another program that is beside `vmove`, if it is this node that answers.
     async fn run_program(
+        &self,
+        node: &NodeName,
+        name: &str,
+        arguments: &[&str],
+        limit: Duration,
+    ) -> Result<Ended, ProgramError> {
+        if !self.identities.is_trusted(node) {
+            // What is not answered says nothing.
+            let _ = self.listed(node).await;
+        }
+        if let Some(why) = self.identities.refusal(node) {
+            let reason = io::Error::other(why);
+            return Err(ProgramError::NotRun { program: format!("{name} for node {node}"), reason });
+        }
+        self.run_at(node, name, arguments, limit).await
+    }
+
+    /// What `vmove list` says, by which a daemon tells whose it is.
+    async fn listed(&self, node: &NodeName) -> Result<Ended, ProgramError> {
+        let listed = self.run_at(node, VMOVE, &["list"], self.time_limits.look).await?;
+        self.identities.note(node, &listed.answer);
+        Ok(listed)
+    }
+
+    async fn run_at(
         &self,
         node: &NodeName,
         name: &str,
@@ -290,9 +322,10 @@ impl VmoveCommand {
             ));
             return Err(ProgramError::NotRun { program: format!("vmove for node {node}"), reason });
         }
-        let control = self.daemons.get(node).map_or_else(default_control, |daemon| daemon.control.clone());
+        let control = self.daemons.get(node).and_then(|daemon| daemon.control.clone());
+        let control = control.unwrap_or_else(default_control);
         let fill = |word: &String| {
-            word.replace("{node}", node.as_str()).replace("{control}", &control.to_string_lossy())
+            word.replace("{node}", node.as_str()).replace(CONTROL, &control.to_string_lossy())
         };
         let command = if *node.as_str() == *self.host { &self.here } else { &self.elsewhere };
         let mut words: Vec<String> = command.iter().map(fill).collect();
@@ -380,7 +413,10 @@ impl VmDriver for VmoveCommand {
 
     async fn list(&self, node: &NodeName) -> Result<BTreeMap<String, ListedVm>, String> {
         let _permit = self.looks.acquire().await;
-        let listed = self.run(node, &["list"], self.time_limits.look).await.map_err(|e| e.to_string())?;
+        let listed = self.listed(node).await.map_err(|e| e.to_string())?;
+        if let Some(why) = self.identities.refusal(node) {
+            return Err(why);
+        }
         let Some(vms) = listed.answer["vms"].as_array().filter(|_| listed.exit_code == Some(0)) else {
             return Err(format!("node {node} does not list its VMs: {}", listed.stderr));
         };

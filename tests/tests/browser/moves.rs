@@ -134,6 +134,7 @@ fn a_migration_is_shown_as_it_happens_and_in_the_end() {
     }
     browser.wait_for_text(&source, "#node", "a: 0 VMs, 0 migrations").expect("the head is new, too");
     axis(&mut browser, &source, downtime);
+    browser.wait_for_text(&source, ".map", "100 % is there").expect("its memory is at the other node");
     pictures(&mut browser, &source, "report", 1060).expect("pictures");
     browser.wait_for_text(&destination, ".state", "done").expect("the end");
     browser.wait_for_text(&destination, ".report", "Rounds ended since").expect("it knows all of it");

@@ -16,7 +16,7 @@ use vmove_tests::sandbox::Sandbox;
 use crate::commands::ready;
 
 /// An adapter that records its requests. What it has started is a file, or it fails, hangs, prints garbage, or says what is not so.
-fn adapter(bridge: &Bridge, way: &str) -> String {
+pub(crate) fn adapter(bridge: &Bridge, way: &str) -> String {
     let (start, status, stop) = match way {
         "good" => ("touch $0.is; now=running", "[ -e $0.is ] && now=running", "rm -f $0.is"),
         "failing" => ("now=failed", "", ""),

@@ -4,6 +4,7 @@ mod barriers;
 mod blueprints;
 mod commands;
 mod containers;
+mod examples;
 mod glue2;
 mod grants;
 mod guides;

@@ -5,6 +5,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 
 use serde_json::Value;
+use vmove_guest::config::{Config, Rate};
 use vmove_skip::need;
 use vmove_tests::daemon::{Node, NodeOptions};
 use vmove_tests::fleet::until;
@@ -78,6 +79,41 @@ fn snapshots(node: &Node, id: &str) -> Vec<Value> {
     data.map(|json| serde_json::from_str(json).expect("a snapshot")).collect()
 }
 
+/// How many bytes have crossed, and how many cross in all.
+fn counts(told: &[Value]) -> Vec<(u64, u64)> {
+    let number = |one: &Value, key: &str| one[key].as_u64().expect("a number");
+    told.iter().map(|one| (number(one, "bytes_done"), number(one, "bytes_total"))).collect()
+}
+
+/// A guest that writes nothing has no page that crosses twice: what is to cross does not grow, also while it is found out what the link carries.
+#[test]
+fn of_an_idle_guest_the_total_does_not_grow_and_rounds_count_up() {
+    need!(payload::ready(Accel::Tcg));
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let idle = Config { cold_mib: 48, rate: Rate::PagesPerSecond(0), ..payload::light() };
+    let guest = payload::guest(sandbox.path(), Accel::Tcg, &idle, KvmPages::None).expect("a guest");
+    let scene = Scene::in_sandbox(sandbox, "thp", &guest).expect("two nodes");
+    for (mode, from, to) in [("postcopy", &scene.a, "b"), ("precopy", &scene.b, "a"), ("auto", &scene.a, "b")]
+    {
+        let asked = ["migrate", NAME, "--to", to, "--mode", mode, "--bandwidth", "32MiB/s", "--detach"];
+        let id = from.ask(&asked).expect("it begins")["id"].as_str().expect("an ID").to_owned();
+        let told = snapshots(from, &id);
+        let counts: Vec<_> = counts(&told).into_iter().filter(|(_, total)| *total > 0).collect();
+        assert!(counts.len() > 5, "{mode}: {counts:?}");
+        // What it writes for the beacon crosses again.
+        let most = counts[0].1 + (2 << 20);
+        assert!(counts.iter().all(|(_, total)| *total <= most), "{mode}: {counts:?}");
+        let rounds: Vec<_> = told.iter().filter_map(|one| one["round"].as_u64()).collect();
+        assert!(rounds.windows(2).all(|two| two[0] <= two[1]), "{mode}: {rounds:?}");
+        let points = &told[told.len() - 1]["outcome"]["report"]["over_time"];
+        let left: Vec<_> =
+            points.as_array().expect("a curve").iter().map(|p| p["left_bytes"].as_u64()).collect();
+        assert!(left.len() > 3, "{mode}: {points}");
+        let rises = left.windows(2).any(|two| two[1] > two[0].map(|left| left + (2 << 20)));
+        assert!(!rises, "{mode}: what is left rises: {left:?}");
+    }
+}
+
 /// The count of bytes is one count: it begins at nothing, does not fall, and ends at all of it, whatever the mode.
 #[test]
 fn what_has_crossed_does_not_fall_and_is_not_more_than_there_is() {
@@ -96,19 +132,14 @@ fn what_has_crossed_does_not_fall_and_is_not_more_than_there_is() {
             (snapshots(other, &id), source.join().expect("snapshots"))
         });
         for told in [source, destination] {
-            let number = |one: &Value, key: &str| one[key].as_u64().expect("a number");
-            let counts: Vec<_> =
-                told.iter().map(|one| (number(one, "bytes_done"), number(one, "bytes_total"))).collect();
+            let counts = counts(&told);
             assert!(told.len() > 5, "{mode}: {counts:?}");
             assert!(counts.iter().all(|(done, total)| done <= total), "{mode}: {counts:?}");
             assert!(counts.windows(2).all(|two| two[0].0 <= two[1].0), "{mode}: {counts:?}");
             let last = counts[counts.len() - 1];
             assert!(last.0 == last.1 && last.0 > 0, "{mode}: {counts:?}");
             let waits = |one: &&Value| one["phase"] == "check" || one["phase"] == "prepare";
-            assert!(
-                told.iter().filter(waits).all(|one| number(one, "bytes_done") == 0),
-                "{mode}: {counts:?}"
-            );
+            assert!(told.iter().filter(waits).all(|one| one["bytes_done"] == 0), "{mode}: {counts:?}");
             // Memory that the guest has never touched is not counted.
             let begun = counts.iter().find(|(_, total)| *total > 0);
             let (_, total) = *begun.expect("memory crosses");

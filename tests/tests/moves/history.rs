@@ -105,8 +105,12 @@ fn told(node: &Node) -> Vec<Value> {
     all
 }
 
-/// Of a migration: how it ended, and its figures.
+/// Of a migration: how it ended, and its figures; of one that was called off, how far it was.
 fn figures(progress: &Value) -> Vec<(&'static str, Value)> {
+    let reached: &[_] = match progress["outcome"]["state"].as_str() {
+        Some("failed") => &["/phase", "/phases", "/bytes_done", "/bytes_total", "/bytes_sent"],
+        _ => &[],
+    };
     let of = |pointer: &'static str| (pointer, progress.pointer(pointer).cloned().unwrap_or_default());
     let told = [
         "/mode",
@@ -121,7 +125,7 @@ fn figures(progress: &Value) -> Vec<(&'static str, Value)> {
         "/outcome/report/pages_total",
         "/outcome/report/phases",
     ];
-    told.map(of).to_vec()
+    told.iter().chain(reached).map(|pointer| of(pointer)).collect()
 }
 
 #[test]
@@ -132,6 +136,9 @@ fn a_node_that_is_started_anew_tells_of_migrations_as_before() {
     scene.reach(&cancelled, "rounds").expect("a round");
     scene.a.ask(&["cancel", &cancelled]).expect("it is called off");
     assert_ne!(scene.end(&cancelled).expect("its end").code, 0);
+    // No mode was chosen yet.
+    let failed = vmove(&scene.a, &["migrate", "guest", "--to", "127.0.0.1:1"]).expect("an answer");
+    assert_eq!(failed.code, 1, "{} {}", failed.answer, failed.said);
     let moved = scene.start(&["--mode", "hybrid"]).expect("it begins");
     let downtime = &scene.end(&moved).expect("its end").answer["downtime_ms"];
     assert!(downtime.as_f64() > Some(0.0), "{downtime}");
@@ -142,7 +149,9 @@ fn a_node_that_is_started_anew_tells_of_migrations_as_before() {
     for side in &before {
         let of =
             |id: &String| side.iter().find(|one| one["id"] == id.as_str()).expect("it is listed").clone();
-        assert_eq!(of(&cancelled)["outcome"]["cancelled"], true, "{side:#?}");
+        let off = of(&cancelled);
+        assert_eq!(off["outcome"]["cancelled"], true, "{side:#?}");
+        assert_eq!((&off["mode"], &off["phase"]), (&json!("precopy"), &json!("rounds")), "{side:#?}");
         assert_eq!(&of(&moved)["outcome"]["report"]["downtime_ms"], downtime, "{side:#?}");
     }
     for node in [&mut scene.a, &mut scene.b] {

@@ -234,12 +234,13 @@ export class MemoryMap {
     this.element = element("figure", { class: "map" }, this.label, this.picture);
   }
 
-  /** Everything is here. */
-  fill() {
-    this.update(this.squares.map(() => 100));
+  /** Everything has arrived. */
+  fill(where) {
+    this.update(this.squares.map(() => 100), where);
   }
 
-  update(parts) {
+  /** The share of each part that has arrived; `where` that is, in words. */
+  update(parts, where) {
     if (this.squares.length !== parts.length) this.lay(parts.length);
     parts.forEach((percent, index) => {
       const square = this.squares[index];
@@ -248,7 +249,7 @@ export class MemoryMap {
       square.shape.setAttribute("fill-opacity", (percent / 100).toFixed(2));
     });
     const here = parts.length === 0 ? 0 : Math.floor(parts.reduce((sum, part) => sum + part, 0) / parts.length);
-    setText(this.label, `${this.name}: ${here} % is here`);
+    setText(this.label, `${this.name}: ${here} % ${where}`);
     this.picture.setAttribute("aria-label", this.label.textContent);
   }
 

@@ -29,7 +29,7 @@ function facts(now) {
     ["Time", words.time(now.elapsed_ms)],
     ["Left", now.eta_ms === null ? null : words.time(now.eta_ms)],
     ["Round", now.round || null],
-    ["Pages left", atWork && now.bytes_total ? words.count(Math.max(now.bytes_total - now.bytes_done, 0) / PAGE) : null],
+    ["Pages to cross", atWork && now.bytes_total ? words.count(Math.max(now.bytes_total - now.bytes_done, 0) / PAGE) : null],
     ["Rate", atWork ? words.rate(now.rate_bytes_per_s) : null],
     ["Guest writes", !atWork || now.dirty_pages_per_s === 0 ? null : `${words.count(now.dirty_pages_per_s)} pages/s (${words.rate(now.dirty_pages_per_s * PAGE)})`],
     ["Sent", words.bytes(now.bytes_sent)],
@@ -86,15 +86,18 @@ class Maps {
   }
 
   update(now) {
+    const place = now.role === "source" ? "is there" : "is here";
+    // The map counts a page that has crossed, also if the guest has written to it since.
+    const again = now.phase === "rounds" && now.round > 1 ? ", some of it as it was before the guest wrote to it again" : "";
     for (const block of now.arrived ?? []) {
       if (!this.maps.has(block.block)) {
         this.maps.set(block.block, new MemoryMap(block.block, words.bytes(block.bytes)));
         this.blocks.append(this.maps.get(block.block).element);
       }
-      this.maps.get(block.block).update(block.parts);
+      this.maps.get(block.block).update(block.parts, place + again);
     }
     // All of it, or it would not be done.
-    if (now.outcome.state === "done") this.maps.forEach((map) => map.fill());
+    if (now.outcome.state === "done") this.maps.forEach((map) => map.fill(place));
     this.note.hidden = this.maps.size > 0;
   }
 }

@@ -38,7 +38,7 @@ pub async fn list(State(app): State<Arc<App>>) -> axum::Json<VmList> {
         let migration = app.sessions.of_vm(&domain.record.name);
         domain.summary(migration.map(|migration| migration.id))
     }));
-    axum::Json(VmList { vms })
+    axum::Json(VmList { node: app.config.node.clone(), vms })
 }
 
 /// Starts a VM that can be moved.

@@ -203,3 +203,25 @@ fn the_guide_tells_the_truth() {
         assert!(set || quotas || !file.tokens.is_empty() || templates > 0, "{text}");
     }
 }
+
+/// Both nodes would be asked at one socket, and the VMs of one be taken for those of the other.
+#[test]
+fn a_control_socket_that_the_command_does_not_use_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vbridged.toml");
+    let load = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        Config::load(Arguments::parse_from(["vbridged", "--config", path.to_str().unwrap()]))
+    };
+    let daemons = "[daemons.n1]\ncontrol = '/run/1.sock'\n[daemons.n2]\ncontrol = '/run/2.sock'\n";
+    let said = format!("{:#}", load(&format!("moves.command = ['vmove']\n{daemons}")).unwrap_err());
+    assert!(said.starts_with(&format!("{}: [daemons.n1] control: expected", path.display())), "{said}");
+    assert!(said.contains(r#"Write command = ["vmove", "--control", "{control}"] in [moves]"#), "{said}");
+    for fine in [
+        daemons.to_owned(),
+        format!("moves.command = ['vmove', '--control', '{{control}}']\n{daemons}"),
+        "moves.command = ['ssh', '{node}', 'vmove']\n[daemons.n1]\naddress = '192.0.2.7:7420'\n".to_owned(),
+    ] {
+        load(&fine).unwrap();
+    }
+}

@@ -168,3 +168,32 @@ async fn what_hangs_ends_in_time_and_is_not_taken_for_an_answer() {
     let error = driver.start(&n1, &vm, &grant()).await.unwrap_err();
     assert!(matches!(&error, NotStarted::Unknown(_)), "{error}");
 }
+
+/// Both nodes are reached in the same way, and so are one daemon.
+#[tokio::test]
+async fn a_node_that_answers_for_another_is_not_taken_for_that() {
+    let dir = tempfile::tempdir().unwrap();
+    let acted = dir.path().join("acted");
+    let script = r#"case " $* " in *" list "*) echo '{"node": "n1", "vms": [{"name": "v", "status": "running"}]}' ;; *) echo "$0 $*" >>ACTED ;; esac"#;
+    let script = script.replace("ACTED", &acted.display().to_string());
+    let command = ["sh", "-c", &script, "{node}"].map(str::to_owned).to_vec();
+    let driver = VmoveCommand::new(Some(command), Vec::new(), BTreeMap::new(), TimeLimits::default());
+    let (n1, n2) = (NodeName::new("n1").unwrap(), NodeName::new("n2").unwrap());
+    let vm = VmName::new("v").unwrap();
+    let is_refusal = |why: &str| why.contains("expected the daemon of n2, found that of n1");
+    // Before anybody has looked at that node, too.
+    let start = StartVm::by_command_line(vm.clone(), vec!["qemu".to_owned()]);
+    let refused = driver.start(&n2, &start, &grant()).await.unwrap_err();
+    assert!(matches!(&refused, NotStarted::Refused(why) if is_refusal(why)), "{refused}");
+    let listed = driver.list(&n2).await.unwrap_err();
+    assert!(listed.starts_with("node n2 does not answer") && is_refusal(&listed), "{listed}");
+    assert!(is_refusal(&driver.stop(&n2, &vm).await.unwrap_err()));
+    assert!(is_refusal(&driver.pause(&n2, &vm, Duration::from_secs(1)).await.unwrap_err()));
+    let end = driver.migrate(&n2, &[VmMove { vm: vm.clone(), to: n1.clone(), grant: grant() }]).await;
+    assert!(matches!(&end[..], [MigrationEnd::Stayed(why)] if is_refusal(why)), "{end:?}");
+    assert!(!acted.exists(), "{:?}", std::fs::read_to_string(&acted));
+
+    assert_eq!(driver.list(&n1).await.unwrap().len(), 1);
+    driver.stop(&n1, &vm).await.unwrap();
+    assert_eq!(std::fs::read_to_string(&acted).unwrap(), "n1 --json stop -- v\n");
+}
