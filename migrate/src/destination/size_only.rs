@@ -182,7 +182,7 @@ mod tests {
         for (option, data) in [(99_u32, &b"x"[..]), (GO, &[0; 6][..])] {
             client.write_all(&OPTION).await.unwrap();
             client.write_all(&option.to_be_bytes()).await.unwrap();
-            client.write_all(&(data.len() as u32).to_be_bytes()).await.unwrap();
+            client.write_all(&u32::try_from(data.len()).unwrap().to_be_bytes()).await.unwrap();
             client.write_all(data).await.unwrap();
         }
         // Not supported; the information; the end of it.
