@@ -92,7 +92,7 @@ impl Hold {
                 return;
             }
         }
-        std::future::pending().await;
+        std::future::pending::<()>().await;
     }
 
     /// Whether it has.
