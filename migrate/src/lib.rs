@@ -64,6 +64,8 @@ mod host_cpu;
 #[cfg(not(loom))]
 mod kept_memory;
 #[cfg(not(loom))]
+mod may_visit;
+#[cfg(not(loom))]
 pub mod mend;
 #[cfg(not(loom))]
 pub mod node;

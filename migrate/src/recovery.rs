@@ -228,6 +228,13 @@ impl Engine {
                 return None;
             }
             SourceState::Aborted if !self.is_to_be_put_back(r) => {
+                // Killed before it could let a guest of libvirt's go on, whose memory it held.
+                if r.vm.libvirt.is_some()
+                    && r.to_resume
+                    && !may_have_moved(self.node.disk(), &self.node.config.sessions_dir, &r.vm, r.id)
+                {
+                    source::let_domain_on(&self.node, r);
+                }
                 if r.untold {
                     source::tell_later(&self.node, r.clone(), None);
                 }

@@ -4,6 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -98,7 +99,9 @@ pub async fn start(
     let argv = command(program, image, socket);
     let log = log_in(dir);
     let (folder, to, rights) = (dir.to_owned(), log.clone(), rights.clone());
-    let server = run_blocking(move || QemuProcess::spawn(&argv, &folder, &to, &rights)).await??;
+    let spawn = move || QemuProcess::spawn(&argv, &folder, &to, &rights);
+    let mut starting = run_blocking(move || spawn().map(Starting::new)).await??;
+    let server = Arc::clone(&starting.server);
     let failed = |how: &'static str| {
         let text = std::fs::read_to_string(&log).unwrap_or_default();
         let last = text.lines().next_back().unwrap_or_default().to_owned();
@@ -110,12 +113,33 @@ pub async fn start(
             return Err(failed("ended"));
         }
         if tokio::time::Instant::now() > deadline {
-            server.kill_now();
             return Err(failed("does not answer"));
         }
     }
     let started = Process::open(server.pid())?.start_time();
+    starting.answers = true;
     Ok((server.pid(), started))
+}
+
+/// A server that nobody knows of yet: it ends if nobody waits for it any more, also while it is being started.
+#[derive(Debug)]
+struct Starting {
+    server: Arc<QemuProcess>,
+    answers: bool,
+}
+
+impl Starting {
+    fn new(server: QemuProcess) -> Self {
+        Self { server: Arc::new(server), answers: false }
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        if !self.answers {
+            self.server.kill_now();
+        }
+    }
 }
 
 fn command(program: &Path, image: &Image, socket: &Path) -> Vec<OsString> {

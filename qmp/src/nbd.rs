@@ -12,6 +12,8 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest answer to anything but a read: texts, and ranges.
 const LONGEST_ANSWER: u32 = 16 << 20;
+/// In one answer; a server tells no more than the longest answer has room for.
+const MOST_RANGES: usize = LONGEST_ANSWER as usize / 8;
 
 const MAGIC: &[u8; 8] = b"NBDMAGIC";
 const OPTION_MAGIC: &[u8; 8] = b"IHAVEOPT";
@@ -268,6 +270,9 @@ impl Nbd {
                             let (len, flags) = (number_at(extent, 0)?, number_at(extent, 4)?);
                             (len > 0).then_some(Extent { len: len.into(), flags })
                         }));
+                        if found.len() > MOST_RANGES {
+                            return Err(broken("fewer ranges", found.len()));
+                        }
                     }
                 }
                 other => return Err(broken("ranges", format!("a piece of kind {other:#x}"))),

@@ -30,6 +30,8 @@ use crate::vmm::ArrivingMonitor;
 
 /// Of a bitmap: the guest has written there.
 const WRITTEN: u32 = 1;
+/// Of more chunks that differ it is not noted which: 256 GiB of a disk.
+const MOST_DIFFERING: usize = 1 << 22;
 /// How much of a bitmap is asked for at once, in bytes of the disk.
 const LOOK_AHEAD: u64 = 1 << 30;
 
@@ -358,8 +360,10 @@ impl Found {
                 let chunk = self.next + place;
                 if ours.at(place) == said.hashes.at(chunk - said.first) {
                     self.equal += 1;
-                } else {
+                } else if self.differing.len() < MOST_DIFFERING {
                     self.differing.insert(chunk);
+                } else {
+                    return Err(format!("more than {MOST_DIFFERING} chunks differ"));
                 }
             }
             self.next += ours.count();

@@ -107,7 +107,10 @@ impl Loaded {
                 }
                 Err(end) => end,
             };
-            open.tell_failure(&end).await;
+            // As in Owner: libvirt may have it run here already.
+            if !(session.files.of_libvirt && self.process.alive()) {
+                open.tell_failure(&end).await;
+            }
             session.reconnecting(&end);
         }
     }

@@ -188,7 +188,10 @@ impl Owner {
                 session.remove(None, end.stays()).await;
                 return None;
             }
-            open.tell_failure(&end).await;
+            // A source takes that for the end of QEMU here, and lets the guest run if libvirt has told it to.
+            if !(session.files.of_libvirt && self.process.alive()) {
+                open.tell_failure(&end).await;
+            }
             self.give_up(session, end.why());
             return None;
         }
@@ -248,6 +251,14 @@ impl Owner {
 
     fn give_up(&mut self, session: &mut Session, why: String) {
         self.disk_check.give_up(session);
+        // libvirt never had it run here, and no QEMU is left that could: a source that asks is told so from the journal.
+        let never_ran = session.files.of_libvirt
+            && self.runs_since.is_none()
+            && !session.journal.record().ran
+            && !self.process.alive();
+        if never_ran && let Err(error) = session.advance_owing(DestinationEvent::NeverRan) {
+            tracing::warn!(error = chain(&error), "session ends out of order");
+        }
         session.give_up_owned(why);
     }
 

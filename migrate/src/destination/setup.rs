@@ -203,7 +203,10 @@ fn goes_home(session: &Session) -> bool {
 /// Whether QEMU has ended without having run the guest: a source that has committed takes it back when it hears of that.
 fn never_ran_and_ended(node: &Node, record: &DestinationRecord) -> bool {
     let ended = || record.vm.as_ref().is_some_and(|vm| node.config.vmm.has_ended(vm));
-    record.state == DestinationState::Loaded && ended()
+    let of_libvirt = record.vm.as_ref().is_some_and(|vm| vm.libvirt.is_some());
+    let never_ran = record.state == DestinationState::Loaded
+        || record.state == DestinationState::Owner && of_libvirt && !record.ran;
+    never_ran && ended()
 }
 
 /// A daemon that was killed after libvirt was let go on, and before it had the final set, knows of no page that it is current.

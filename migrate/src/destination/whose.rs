@@ -31,7 +31,8 @@ enum Whose {
 async fn look(session: &Session, process: &dyn QemuHandle, runs: bool) -> Whose {
     let record = session.journal.record();
     if runs || record.ran {
-        return Whose::Ours;
+        // One that has ended is told as a failure with the next look at it: nobody has the guest then but the source.
+        return if process.alive() { Whose::Ours } else { Whose::Unknown };
     }
     let Some(vm) = record.vm.clone().filter(|_| process.alive()) else { return Whose::TheSources };
     let asked = async { session.node.config.vmm.reconnect(&vm).await?.run_state().await };

@@ -228,6 +228,10 @@ pub(crate) async fn put_back(
     }
     let record = journal.record().clone();
     hold::let_on(&node, &record.vm).await;
+    if !record.after.is_empty() {
+        // Servers of an earlier life, or of a session that ended badly, keep QEMU from its images.
+        vmove_node::image_server::end_in(&record.vm.vm_dir).await;
+    }
     let back = if stopped { bring_back_later(&node, &record).await } else { Ok(()) };
     if !record.disks.is_empty() {
         give_up_copies_later(&node, &record).await;

@@ -60,9 +60,8 @@ pub(super) async fn given_back(mut session: Session, kept: Kept, hold: Hold) {
 async fn put_back(session: &Session, kept: Kept, hold: Hold) {
     // First: QEMU may answer nothing before.
     hold.let_on().await;
-    if let Kept::InMemory(stopped) = kept
-        && let Err(error) = stopped.qemu.cancel(VERDICT_TIMEOUT).await
-    {
+    // Also if this daemon was started anew meanwhile, and QEMU answered nothing then.
+    if let Err(error) = kept.bring_guest_back(session).await {
         tracing::warn!(error = chain(&error), "x-ignore-shared may still be set");
     }
     let_memory_go(session.node.disk(), session.vm());

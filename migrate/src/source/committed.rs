@@ -17,7 +17,6 @@ use super::hold::Hold;
 use super::memory::SourceMemory;
 use super::page_service::{PageService, Terms};
 use super::released;
-use super::served_disks::{self, ServedDisks};
 use super::session::Session;
 use super::stopped_qemu::Kept;
 use super::visits;
@@ -126,7 +125,7 @@ impl Committed {
 
     /// Stays until the destination is whole, over as many connections as it takes. `control`: the one over which it is told first.
     pub(super) async fn run(mut self, mut session: Session, control: Option<Control>) {
-        session.served = ServedDisks::begin(&session, control.is_none());
+        session.serve_disks(control.is_none());
         let home = visits::came_home(&session, control.is_none());
         tokio::pin!(home);
         let mut conversation = match control {
@@ -152,6 +151,7 @@ impl Committed {
             };
             match why {
                 Why::GivenBack if self.runs_there => {
+                    session.end_served_disks().await;
                     let error = SourceError::GivenBackTooLate(session.to().clone());
                     return session.end_badly(chain(&error), GuestPlace::PausedAtDestination);
                 }
@@ -454,7 +454,7 @@ impl Committed {
     async fn take_back(self, mut session: Session, control: Option<Control>) {
         session.frames = Copies::default();
         // Its images are written here again.
-        served_disks::end(&mut session).await;
+        session.end_served_disks().await;
         if session.vm().libvirt.is_some() {
             return by_libvirt::given_back(session, self.kept, self.hold).await;
         }
@@ -544,7 +544,7 @@ fn note_compared(session: &Session, message: &ToDestination) {
 
 /// This side can do nothing more for the guest.
 async fn given_up(mut session: Session, why: String) {
-    served_disks::end(&mut session).await;
+    session.end_served_disks().await;
     // Of a guest that visits, nothing but its memory is here.
     if is_kept(session.vm()) || !session.node.was_ended(session.vm()) {
         return session.end_badly(why, GuestPlace::PausedAtDestination);

@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 
 use super::memory::SourceMemory;
 use super::session::Session;
+use crate::kept_memory::let_memory_go;
 use crate::node::Node;
 use crate::publish::Publisher;
 use crate::records::SourceRecord;
@@ -141,6 +142,15 @@ pub(super) async fn let_on(node: &Arc<Node>, vm: &VmRecord) {
         Ok(Err(error)) => tracing::error!(error = chain(&error), "the guest's memory is still held here"),
         Err(error) => tracing::error!(%error, "the guest's memory is still held here"),
     }
+}
+
+/// The same for a guest whose migration from here was called off, and whose daemon was killed before it could let the guest go on.
+pub(crate) fn let_domain_on(node: &Arc<Node>, record: &SourceRecord) {
+    let (node, vm) = (Arc::clone(node), record.vm.clone());
+    drop(spawn(async move {
+        let_on(&node, &vm).await;
+        let_memory_go(node.disk(), &vm);
+    }));
 }
 
 /// Of a guest whose migration from here was over before this daemon was started.

@@ -56,5 +56,5 @@ pub(crate) use aborted::{put_back, tell_later};
 pub(crate) use check::check;
 pub(crate) use choosing::choose;
 pub(crate) use followed::take_up_domain;
-pub(crate) use hold::guard;
+pub(crate) use hold::{guard, let_domain_on};
 pub(crate) use phases::{Begun, begin, go_on};

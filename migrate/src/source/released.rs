@@ -10,7 +10,6 @@ use super::disks_aside::put_aside;
 use super::error::{ReleaseError, SourceError};
 use super::frames;
 use super::hold::Hold;
-use super::served_disks;
 use super::session::Session;
 use super::stopped_qemu::Kept;
 use super::visits::{guest_runs_there, let_qemu_go};
@@ -48,7 +47,7 @@ pub(super) async fn run(
         copies.count_last().await;
     }
     add_to_report(&mut session, figures);
-    served_disks::end(&mut session).await;
+    session.end_served_disks().await;
     frames::end(&mut session, figures).await;
     let hold = if session.report.paused {
         // libvirt, which has not let it run there, may have it run here.

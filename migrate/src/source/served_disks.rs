@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 use vmove_node::image_server::{self, Image, PROGRAM, ServeError, Server};
-use vmove_node::peer::{Hello, LinkError, LinkKind, PeerTarget, join_counted};
+use vmove_node::peer::{Hello, LinkError, PeerTarget, join_counted};
 use vmove_node::record::VmRecord;
 use vmove_qmp::CommandLine;
 use vmove_types::check::{Blocker, BlockerCode};
@@ -24,10 +24,9 @@ use vmove_types::spec::MigrationSpec;
 use vmove_types::time::Mono;
 
 use super::disk_choice::Choice;
-use super::session::Session;
 use crate::node::Node;
 use crate::ownership::SourceState;
-use crate::records::ServedDisk;
+use crate::records::{ServedDisk, SourceRecord};
 
 /// Until a connection that has ended is dialled again.
 const DIAL_INTERVAL: Duration = Duration::from_millis(250);
@@ -83,6 +82,13 @@ pub(super) fn blockers(node: &Node, vm: &VmRecord, spec: &MigrationSpec, disks: 
             vm.name
         ));
     }
+    if vm.adopted {
+        // Its folder is closed to the user as whom images are served, who may have no rights to them either.
+        refuse(format!(
+            "{:?} was adopted, and {} may not be able to serve its images: leave out --disks-after",
+            vm.name, node.config.node
+        ));
+    }
     if !vm.devices.is_empty() {
         refuse(format!(
             "{:?} owns devices of {}, and its disks cannot follow it then: leave out --disks-after",
@@ -115,9 +121,14 @@ fn program(vm: &VmRecord) -> Option<PathBuf> {
 }
 
 impl ServedDisks {
-    /// Serves the images of a guest that is given up. Nothing if none of its disks follows. `anew`: an earlier process of this daemon may have done so.
-    pub(super) fn begin(session: &Session, anew: bool) -> Option<Self> {
-        let record = session.journal.record();
+    /// Serves the images of a guest that is given up. Nothing if none of its disks follows. `hello`: of the connection of each disk. `anew`: an earlier
+    /// process of this daemon may have done so.
+    pub(super) fn begin(
+        node: &Arc<Node>,
+        record: &SourceRecord,
+        hello: impl Fn(u8) -> Hello,
+        anew: bool,
+    ) -> Option<Self> {
         if record.after.is_empty() || record.state != SourceState::Committed {
             return None;
         }
@@ -126,14 +137,14 @@ impl ServedDisks {
         for (number, disk) in record.after.iter().enumerate() {
             let index = u8::try_from(number).unwrap_or(u8::MAX);
             all.push(Serving {
-                node: Arc::clone(&session.node),
+                node: Arc::clone(node),
                 // It was there when the migration began.
                 program: program(&record.vm).unwrap_or_else(|| PROGRAM.into()),
                 image: Image { file: disk.path.clone(), format: disk.told.format.clone() },
                 dir: dir.clone(),
                 socket: dir.join(format!("vmove-served{number}.sock")),
                 to: record.to.clone(),
-                hello: session.hello(LinkKind::Disk, index, record.token),
+                hello: hello(index),
                 sent: Arc::default(),
             });
         }
@@ -181,13 +192,6 @@ impl ServedDisks {
             }
         };
         self.disks.iter().zip(&self.sent).map(report).collect()
-    }
-}
-
-/// Nobody reads the images of a guest any more: it has them all, or goes on here.
-pub(super) async fn end(session: &mut Session) {
-    if let Some(served) = session.served.take() {
-        served.end().await;
     }
 }
 

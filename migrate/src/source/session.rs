@@ -156,6 +156,20 @@ impl Session {
         owed::write_owed(&mut self.journal, &self.publisher).await;
     }
 
+    /// Serves the images of a guest that is given up, if its disks follow it.
+    pub(super) fn serve_disks(&mut self, anew: bool) {
+        let record = self.journal.record();
+        let hello = |index| self.hello(LinkKind::Disk, index, record.token);
+        self.served = ServedDisks::begin(&self.node, record, hello, anew);
+    }
+
+    /// Nobody reads the images of a guest any more: it has them all, or goes on here.
+    pub(super) async fn end_served_disks(&mut self) {
+        if let Some(served) = self.served.take() {
+            served.end().await;
+        }
+    }
+
     /// After a step that was not taken: waits until no later process of the daemon can take it for one that was.
     pub(super) async fn cut_back(&mut self) {
         owed::cut_back(&mut self.journal, &self.publisher).await;

@@ -7,14 +7,14 @@ use super::error::{ReleaseError, SourceError};
 use super::final_pages::FinalPages;
 use super::memory::SourceMemory;
 use super::session::Session;
-use crate::engine::EngineError;
+use crate::engine_error::EngineError;
 use crate::history::is_home_again;
 use crate::kept_memory::{is_kept, keep_memory_at_home};
+use crate::may_visit;
 use crate::node::Node;
 use crate::owed::TRY_AGAIN;
 use crate::pending::PageSet;
 use crate::proto::message::Complete;
-use crate::visiting::in_the_way_of_a_visit;
 use crate::visits::{Said, VisitStand};
 use vmove_memory::MemoryError;
 use vmove_node::disk::remove_files;
@@ -105,7 +105,7 @@ pub(super) fn keep_home(session: &mut Session, go_home: GoHome) -> Result<(), No
     if session.copies.is_some() || !session.journal.record().disks.is_empty() {
         return Err(NotKept::DisksMove);
     }
-    in_the_way_of_a_visit(&session.node, session.vm(), &spec)?;
+    may_visit::in_the_way(&session.node, session.vm(), &spec)?;
     let kept = keep_memory_at_home(session.journal.record().id, session.vm().clone());
     let kept = kept.map_err(NotKept::Names)?;
     // If that fails, the names stay until all is released: the line may be there as a whole, and a daemon started anew would look for them.

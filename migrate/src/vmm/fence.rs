@@ -53,12 +53,11 @@ pub(super) fn raise(vm: &VmRecord) -> Result<(), MemoryError> {
 /// Takes it away, if it is up. Who stands still at it goes on.
 pub(super) fn lift(vm: &VmRecord) -> Result<(), MemoryError> {
     let memory = Memory::of(vm)?;
-    for fd in uffds_in(&memory.process)? {
-        let remote = reopen_uffd(&memory.process, fd)?;
-        let context = FaultContext::new(remote);
-        // First, so that no thread stands still that the closing may need.
-        context.unregister(&memory.mappings)?;
-        close_in_qemu(&memory.process, context.to_remote()?)?;
-    }
-    Ok(())
+    let contexts = uffds_in(&memory.process)?
+        .into_iter()
+        .map(|fd| Ok(FaultContext::new(reopen_uffd(&memory.process, fd)?)))
+        .collect::<Result<Vec<_>, MemoryError>>()?;
+    // All first, so that no thread stands still that the closing may need.
+    contexts.iter().try_for_each(|context| context.unregister(&memory.mappings))?;
+    contexts.iter().try_for_each(|context| close_in_qemu(&memory.process, context.to_remote()?))
 }

@@ -53,17 +53,24 @@ pub(super) struct OfLibvirt {
     pub socket: PathBuf,
 }
 
-/// Whether QEMU's main loop waits for a page, so that it cannot answer libvirt, which is to end it.
+/// Whether QEMU waits for a page, so that it may not be able to answer libvirt, which is to end it. Any thread counts: one that waits with QEMU's lock held
+/// keeps the main loop from it.
 async fn is_stuck(pid: u32, monitors: &Monitors, socket: &Path) -> bool {
-    // proc_pid_wchan(5): where the kernel has it wait; 0 where that is not told.
-    match std::fs::read_to_string(format!("/proc/{pid}/wchan")).as_deref() {
-        Ok("0") | Err(_) => {}
-        Ok(place) => return place == "handle_userfault",
+    let places = waiting_places(pid);
+    if !places.is_empty() {
+        return places.iter().any(|place| place == "handle_userfault");
     }
     match monitors.client(socket).await {
         Ok(client) => matches!(client.run_state(ANSWERS_WITHIN).await, Err(QmpError::Timeout { .. })),
         Err(error) => matches!(error, QmpError::NoGreeting { .. }),
     }
+}
+
+/// Where the kernel has the threads of a process wait (proc_pid_wchan(5)). Empty if none waits, or that is not told.
+fn waiting_places(pid: u32) -> Vec<String> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let place = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("wchan")).ok();
+    threads.filter_map(place).filter(|place| place != "0").collect()
 }
 
 /// Whether libvirt has told QEMU to run the guest, which it does, or stands still while it tries to.
