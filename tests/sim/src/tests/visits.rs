@@ -62,7 +62,7 @@ fn a_guest_is_somewhere_wherever_a_daemon_is_killed_on_its_visit() {
 
 #[test]
 fn a_guest_is_whole_wherever_a_daemon_is_killed_as_it_is_told_to_stay() {
-    for step in ["destination.jsonl: owner", "destination.jsonl: complete", "send Control 11"] {
+    for step in ["destination.jsonl: owner", "destination.jsonl: complete", "send Control 12"] {
         for (who, down_ms) in [(SOURCE, 20), (SOURCE, 4_000), (DESTINATION, 20), (DESTINATION, 4_000)] {
             let blows = vec![at(DESTINATION, step, kill(who, down_ms))];
             let report = walk(&format!("stay-{who}-{down_ms}"), visiting(STAYS, blows));
@@ -73,7 +73,7 @@ fn a_guest_is_whole_wherever_a_daemon_is_killed_as_it_is_told_to_stay() {
 
 /// By what both sides say as a migration becomes a visit: the question, the home's answer, and that pages come by demand.
 const TURNS: [(usize, &str); 3] =
-    [(DESTINATION, "send Control 15"), (SOURCE, "send Control 18"), (DESTINATION, "send Control 16")];
+    [(DESTINATION, "send Control 16"), (SOURCE, "send Control 20"), (DESTINATION, "send Control 17")];
 
 #[test]
 fn a_migration_becomes_a_visit_from_which_its_guest_comes_home_or_stays() {
