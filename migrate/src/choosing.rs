@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::engine::{Engine, EngineError, New, busy};
+use crate::may_visit;
 use crate::source;
 use crate::visiting::awaits_known_event;
 use vmove_node::peer::{PeerTarget, SessionId};
@@ -64,7 +65,7 @@ impl Engine {
     /// Why a guest could not go for a visit, if the options ask for the fastest way.
     pub(crate) fn why_no_visit(&self, vm: &VmRecord, spec: &MigrationSpec) -> Option<String> {
         spec.reads_bytes?;
-        self.in_the_way_of_a_visit(vm, spec).err().map(|error| error.to_string())
+        may_visit::in_the_way(&self.node, vm, spec).err().map(|error| error.to_string())
     }
 
     /// Starts a migration whose way is settled: by its options, or by `choice`, which is told in its report.

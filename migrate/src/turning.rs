@@ -70,14 +70,10 @@ pub(crate) async fn asked(turn: &mut watch::Receiver<Turn>) -> GoHome {
     }
 }
 
-/// What came of it. `None`: the session has ended. Cancel-safe.
-pub(crate) async fn answered(turn: &mut watch::Receiver<Turn>) -> Option<Result<(), String>> {
-    match turn.wait_for(|turn| matches!(turn, Turn::Refused(_) | Turn::Turned)).await.map(|turn| turn.clone())
-    {
-        Ok(Turn::Refused(why)) => Some(Err(why)),
-        Ok(_) => Some(Ok(())),
-        Err(_) => None,
-    }
+/// What came of it: [`Turn::Refused`] or [`Turn::Turned`], or [`Turn::No`] if the session has ended. Cancel-safe.
+pub(crate) async fn answered(turn: &mut watch::Receiver<Turn>) -> Turn {
+    let answer = turn.wait_for(|turn| matches!(turn, Turn::Refused(_) | Turn::Turned)).await;
+    answer.map(|turn| turn.clone()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -92,17 +88,17 @@ mod tests {
         let mut asker = turning.ask(id, go_home.clone());
         assert_eq!(asked(&mut session).await, go_home);
         turning.answer(id, Turn::Refused("it owns devices".to_owned()));
-        assert_eq!(answered(&mut asker).await, Some(Err("it owns devices".to_owned())));
+        assert_eq!(answered(&mut asker).await, Turn::Refused("it owns devices".to_owned()));
         // Asked again.
         let mut asker = turning.ask(id, GoHome::default());
         assert_eq!(asked(&mut session).await, GoHome::default());
         turning.answer(id, Turn::Turned);
-        assert_eq!(answered(&mut asker).await, Some(Ok(())));
+        assert_eq!(answered(&mut asker).await, Turn::Turned);
         let mut late = turning.ask(id, go_home);
-        assert_eq!(answered(&mut late).await, Some(Ok(())), "it stays a visit");
+        assert_eq!(answered(&mut late).await, Turn::Turned, "it stays a visit");
         let mut other = turning.ask(SessionId::random(), GoHome::default());
         drop(session);
         turning.turns.lock().unwrap().clear();
-        assert_eq!(answered(&mut other).await, None);
+        assert_eq!(answered(&mut other).await, Turn::No);
     }
 }

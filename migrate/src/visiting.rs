@@ -10,14 +10,13 @@ use crate::may_visit;
 use crate::ownership::{DestinationState, SourceState};
 use crate::proto::message::Home;
 use crate::records::DestinationRecord;
-use crate::turning;
+use crate::turning::{self, Turn};
 use crate::visits::VisitStand;
 use tokio_util::sync::CancellationToken;
 use vmove_node::disk::remove_files;
 use vmove_node::journal::Journal;
 use vmove_node::layout::memory_dir;
 use vmove_node::peer::SessionId;
-use vmove_node::record::VmRecord;
 use vmove_qmp::known_events;
 use vmove_types::Backing;
 use vmove_types::go_home::GoHome;
@@ -63,7 +62,7 @@ impl Engine {
             Visit::No => return Ok(new),
             Visit::Go => {
                 awaits_known_event(&new.spec)?;
-                self.in_the_way_of_a_visit(&new.vm, &new.spec)?;
+                may_visit::in_the_way(&self.node, &new.vm, &new.spec)?;
                 let path = new.vm.ram.first().map(|ram| ram.path.clone()).unwrap_or_default();
                 let kept = kept_memory::keep_memory_at_home(new.id, new.vm);
                 new.vm = kept.map_err(|source| EngineError::Io { path, source })?;
@@ -82,15 +81,6 @@ impl Engine {
         }
         new.spec.mode = Mode::Postcopy.into();
         Ok(new)
-    }
-
-    /// Whether a guest could go for a visit with these options.
-    pub(crate) fn in_the_way_of_a_visit(
-        &self,
-        vm: &VmRecord,
-        spec: &MigrationSpec,
-    ) -> Result<(), EngineError> {
-        may_visit::in_the_way(&self.node, vm, spec)
     }
 
     /// Begins a session whose guest's memory may have been kept for it.
@@ -231,8 +221,9 @@ impl Engine {
         tokio::select! {
             biased;
             answer = turning::answered(&mut turn) => match answer {
-                Some(answer) => answer.map_err(not),
-                None => Err(not(ENDED.to_owned())),
+                Turn::Turned => Ok(()),
+                Turn::Refused(why) => Err(not(why)),
+                Turn::No | Turn::Asked(_) => Err(not(ENDED.to_owned())),
             },
             _ = ended => Err(not(ENDED.to_owned())),
         }

@@ -15,23 +15,31 @@ const LONGEST_ANSWER: u32 = 16 << 20;
 /// In one answer; a server tells no more than the longest answer has room for.
 const MOST_RANGES: usize = LONGEST_ANSWER as usize / 8;
 
-const MAGIC: &[u8; 8] = b"NBDMAGIC";
-const OPTION_MAGIC: &[u8; 8] = b"IHAVEOPT";
-const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// First bytes of a server.
+pub const MAGIC: &[u8; 8] = b"NBDMAGIC";
+/// Before an option, and second bytes of a server.
+pub const OPTION_MAGIC: &[u8; 8] = b"IHAVEOPT";
+/// Before the answer to an option.
+pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+/// Before a request.
+pub const REQUEST_MAGIC: u32 = 0x2560_9513;
 const STRUCTURED_MAGIC: u32 = 0x668e_33ef;
 /// Fixed newstyle, and no zeros after the handshake.
 const CLIENT_FLAGS: u32 = 3;
 
-const OPTION_GO: u32 = 7;
+/// The option that ends the negotiation.
+pub const OPTION_GO: u32 = 7;
 const OPTION_STRUCTURED: u32 = 8;
 const OPTION_SET_CONTEXT: u32 = 10;
-const REPLY_ACK: u32 = 1;
-const REPLY_INFO: u32 = 3;
+/// An answer to an option: done.
+pub const REPLY_ACK: u32 = 1;
+/// An answer to an option: something of the export.
+pub const REPLY_INFO: u32 = 3;
 const REPLY_CONTEXT: u32 = 4;
 
 const READ: u16 = 0;
-const DISCONNECT: u16 = 2;
+/// The request by which a client leaves.
+pub const DISCONNECT: u16 = 2;
 const BLOCK_STATUS: u16 = 7;
 const CHUNK_DONE: u16 = 1;
 const CHUNK_NONE: u16 = 0;

@@ -325,7 +325,7 @@ fn compare_all(
             && opened.as_ref().is_none_or(|(open, _)| *open != number)
             && let Err(error) = open(number).map(|chunks| opened = Some((number, chunks)))
         {
-            disk.problem = Some(format!("at the destination: {}", chain(&error)));
+            disk.problem = Some(chain(&Incomparable::Here(error)));
         }
         let here = opened.as_mut().filter(|(open, _)| *open == number).map(|(_, chunks)| chunks);
         match said {
@@ -333,7 +333,7 @@ fn compare_all(
                 if let Some(here) = here
                     && let Err(why) = disk.compare(&hashes, here)
                 {
-                    disk.problem = Some(why);
+                    disk.problem = Some(chain(&why));
                 }
             }
             Said::Hashes(_) => {}
@@ -343,19 +343,26 @@ fn compare_all(
     Some(found)
 }
 
+/// Why a disk cannot be compared any further.
+#[derive(Debug, thiserror::Error)]
+enum Incomparable {
+    #[error("expected hashes from chunk {next} of {all} on, found {count} from chunk {first} on")]
+    OutOfOrder { next: u64, all: u64, count: u64, first: u64 },
+    #[error("at the destination")]
+    Here(#[source] NbdError),
+    #[error("more than {MOST_DIFFERING} chunks differ")]
+    TooManyDiffer,
+}
+
 impl Found {
-    fn compare(&mut self, said: &DiskHashes, here: &mut Chunks) -> Result<(), String> {
+    fn compare(&mut self, said: &DiskHashes, here: &mut Chunks) -> Result<(), Incomparable> {
         let (all, count) = (chunks_of(here.size()), said.hashes.count());
         if said.first != self.next || count == 0 || count > all.saturating_sub(said.first) {
-            let (first, next) = (said.first, self.next);
-            return Err(format!(
-                "expected hashes from chunk {next} of {all} on, found {count} from chunk {first} on"
-            ));
+            return Err(Incomparable::OutOfOrder { next: self.next, all, count, first: said.first });
         }
         let end = said.first + count;
         while self.next < end {
-            let ours = here.next(self.next, end - self.next);
-            let ours = ours.map_err(|error| format!("at the destination: {}", chain(&error)))?;
+            let ours = here.next(self.next, end - self.next).map_err(Incomparable::Here)?;
             for place in 0..ours.count() {
                 let chunk = self.next + place;
                 if ours.at(place) == said.hashes.at(chunk - said.first) {
@@ -363,7 +370,7 @@ impl Found {
                 } else if self.differing.len() < MOST_DIFFERING {
                     self.differing.insert(chunk);
                 } else {
-                    return Err(format!("more than {MOST_DIFFERING} chunks differ"));
+                    return Err(Incomparable::TooManyDiffer);
                 }
             }
             self.next += ours.count();

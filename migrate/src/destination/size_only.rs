@@ -4,15 +4,14 @@
 use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use vmove_qmp::nbd::{
+    DISCONNECT, MAGIC, OPTION_GO, OPTION_MAGIC, OPTION_REPLY_MAGIC, REPLY_ACK, REPLY_INFO, REQUEST_MAGIC,
+};
 
-const GREETING: &[u8; 16] = b"NBDMAGICIHAVEOPT";
-const OPTION: [u8; 8] = *b"IHAVEOPT";
 /// Fixed newstyle, and no zeros behind the answer to the old option.
 const HANDSHAKE_FLAGS: u16 = 0b11;
 /// What of a client's flags is known.
 const NO_ZEROES: u32 = 0b10;
-const ANSWER: u64 = 0x0003_e889_0455_65a9;
-const REQUEST: u32 = 0x2560_9513;
 const REPLY: u32 = 0x6744_6698;
 /// The transmission flags are valid, and it is read-only.
 const FLAGS: u16 = 0b11;
@@ -25,13 +24,9 @@ const EIO: u32 = 5;
 const EXPORT_NAME: u32 = 1;
 const ABORT: u32 = 2;
 const INFO: u32 = 6;
-const GO: u32 = 7;
-/// Answers to them.
-const ACK: u32 = 1;
-const INFO_EXPORT: u32 = 3;
+/// An answer to them.
 const UNSUPPORTED: u32 = (1 << 31) + 1;
 /// Commands.
-const DISCONNECT: u16 = 2;
 const WRITE: u16 = 1;
 
 /// Serves a client until it leaves, or asks for something when `is_over`: from then on it is to ask another.
@@ -51,7 +46,7 @@ where
         let (cookie, _offset, length) =
             (client.read_u64().await?, client.read_u64().await?, client.read_u32().await?);
         // A read of the guest's may have come behind the word that it runs: it is repeated over another connection.
-        if magic != REQUEST || kind == DISCONNECT || is_over() {
+        if magic != REQUEST_MAGIC || kind == DISCONNECT || is_over() {
             return Ok(());
         }
         if kind == WRITE {
@@ -68,7 +63,7 @@ where
 
 /// Whether the client goes on to read.
 async fn negotiate(size: u64, client: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<bool> {
-    let mut greeting = GREETING.to_vec();
+    let mut greeting = [MAGIC.as_slice(), OPTION_MAGIC].concat();
     greeting.extend_from_slice(&HANDSHAKE_FLAGS.to_be_bytes());
     client.write_all(&greeting).await?;
     client.flush().await?;
@@ -77,7 +72,7 @@ async fn negotiate(size: u64, client: &mut (impl AsyncRead + AsyncWrite + Unpin)
         let mut magic = [0; 8];
         client.read_exact(&mut magic).await?;
         let (option, length) = (client.read_u32().await?, client.read_u32().await?);
-        if magic != OPTION {
+        if magic != *OPTION_MAGIC {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "expected an option of NBD"));
         }
         skip(client, length).await?;
@@ -92,19 +87,19 @@ async fn negotiate(size: u64, client: &mut (impl AsyncRead + AsyncWrite + Unpin)
                 client.flush().await?;
                 return Ok(true);
             }
-            INFO | GO => {
+            INFO | OPTION_GO => {
                 // Information of kind 0: size and flags.
                 let mut info = 0_u16.to_be_bytes().to_vec();
                 info.extend_from_slice(&size.to_be_bytes());
                 info.extend_from_slice(&FLAGS.to_be_bytes());
-                answer(client, option, INFO_EXPORT, &info).await?;
-                answer(client, option, ACK, &[]).await?;
-                if option == GO {
+                answer(client, option, REPLY_INFO, &info).await?;
+                answer(client, option, REPLY_ACK, &[]).await?;
+                if option == OPTION_GO {
                     return Ok(true);
                 }
             }
             ABORT => {
-                answer(client, option, ACK, &[]).await?;
+                answer(client, option, REPLY_ACK, &[]).await?;
                 return Ok(false);
             }
             _ => answer(client, option, UNSUPPORTED, &[]).await?,
@@ -118,7 +113,7 @@ async fn answer(
     kind: u32,
     data: &[u8],
 ) -> io::Result<()> {
-    let mut bytes = ANSWER.to_be_bytes().to_vec();
+    let mut bytes = OPTION_REPLY_MAGIC.to_be_bytes().to_vec();
     bytes.extend_from_slice(&option.to_be_bytes());
     bytes.extend_from_slice(&kind.to_be_bytes());
     bytes.extend_from_slice(&u32::try_from(data.len()).unwrap_or_default().to_be_bytes());
@@ -179,8 +174,8 @@ mod tests {
         let mut greeting = [0; 18];
         client.read_exact(&mut greeting).await.unwrap();
         client.write_all(&3_u32.to_be_bytes()).await.unwrap();
-        for (option, data) in [(99_u32, &b"x"[..]), (GO, &[0; 6][..])] {
-            client.write_all(&OPTION).await.unwrap();
+        for (option, data) in [(99_u32, &b"x"[..]), (OPTION_GO, &[0; 6][..])] {
+            client.write_all(OPTION_MAGIC).await.unwrap();
             client.write_all(&option.to_be_bytes()).await.unwrap();
             client.write_all(&u32::try_from(data.len()).unwrap().to_be_bytes()).await.unwrap();
             client.write_all(data).await.unwrap();
@@ -190,7 +185,7 @@ mod tests {
         client.read_exact(&mut answers).await.unwrap();
         assert_eq!(answers[12..16], UNSUPPORTED.to_be_bytes());
         assert_eq!(answers[42..50], 4096_u64.to_be_bytes());
-        client.write_all(&REQUEST.to_be_bytes()).await.unwrap();
+        client.write_all(&REQUEST_MAGIC.to_be_bytes()).await.unwrap();
         client.write_all(&[0; 24]).await.unwrap();
         serving.await.unwrap().unwrap();
         let mut rest = Vec::new();

@@ -293,13 +293,18 @@ impl Committed {
         }
         if stand != DestinationStand::Complete && !session.journal.record().memory_is_there {
             let (pages, last) = match &mut self.serving {
-                Some(serving) => serving,
-                None => self.serving.insert(open_again(session).await.map_err(Why::ForGood)?),
+                Some((pages, last)) => {
+                    if session.spec().visit == Visit::Go {
+                        // It may have become one by what was said last.
+                        *last = holes(&pages.memory)?;
+                    }
+                    (pages, last)
+                }
+                None => {
+                    let (pages, last) = self.serving.insert(open_again(session).await.map_err(Why::ForGood)?);
+                    (pages, last)
+                }
             };
-            if session.spec().visit == Visit::Go {
-                // It may have become one by what was said last.
-                *last = holes(&pages.memory)?;
-            }
             pages.open(session, control).await?;
             last.name(pages);
             self.hash(session);

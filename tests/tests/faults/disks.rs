@@ -39,7 +39,7 @@ fn back(moved: &Moved, end: &End) -> Result<()> {
     stays(moved)
 }
 
-fn stays(moved: &Moved) -> Result<()> {
+pub(super) fn stays(moved: &Moved) -> Result<()> {
     moved.works()?;
     gone_from(&moved.scene.b)?;
     let [here, there] = moved.images();

@@ -3,7 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use vmove_skip::need;
@@ -12,6 +11,8 @@ use vmove_tests::fleet::until;
 use vmove_tests::proxy::Fault;
 use vmove_tests::sandbox::qemu_in;
 use vmove_tests::scene::{NAME, STEP_TIMEOUT, device_state, gone_from, ready, vmove};
+
+use super::disks::stays;
 
 /// So slow that a disk of 64 MiB takes some seconds: the memory before it does, too.
 const SLOW: &str = "64Mbit";
@@ -139,18 +140,6 @@ fn a_move_that_fails_before_the_hand_over_leaves_no_overlay() {
     }
     let id = follows(&moved);
     arrives(&moved, &id);
-}
-
-fn stays(moved: &Moved) -> Result<()> {
-    moved.works()?;
-    gone_from(&moved.scene.b)?;
-    let [here, there] = moved.images();
-    ensure!(
-        here.is_file() && !there.exists(),
-        "expected the image at the source alone, found {:?}",
-        moved.files()?
-    );
-    moved.nothing_left()
 }
 
 /// The source's daemon does not come back for a while: what is missing waits, is not made up, and comes in the end.

@@ -15,21 +15,20 @@ use vmove_tests::scene::{NAME, ready, vmove};
 /// Disks beside the one that the guest works on.
 const SIDE_BYTES: u64 = 32 << 20;
 
-fn image_tool(arguments: &[&str], image: &Path) -> String {
-    let output = Command::new("qemu-img").args(arguments).arg(image).output().expect("qemu-img runs");
-    assert!(output.status.success(), "{arguments:?} {}: {output:?}", image.display());
+/// What a program of qemu-utils says of an image.
+pub(super) fn tool(program: &str, arguments: &[&str], image: &Path) -> String {
+    let output = Command::new(program).args(arguments).arg(image).output().expect("qemu-utils run");
+    assert!(output.status.success(), "{program} {arguments:?} {}: {output:?}", image.display());
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn info(image: &Path) -> Value {
-    serde_json::from_str(&image_tool(&["info", "-U", "--output=json"], image)).expect("JSON")
+pub(super) fn info(image: &Path) -> Value {
+    serde_json::from_str(&tool("qemu-img", &["info", "-U", "--output=json"], image)).expect("JSON")
 }
 
 /// Fills a part of an image that no QEMU has.
 fn write(image: &Path, format: &str, what: &str) {
-    let output = Command::new("qemu-io").args(["-f", format, "-c", what]).arg(image).output();
-    let output = output.expect("qemu-io runs");
-    assert!(output.status.success(), "{output:?}");
+    tool("qemu-io", &["-f", format, "-c", what], image);
 }
 
 fn same(one: &Path, format: &str, other: &Path) {
@@ -45,7 +44,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-fn number(value: &Value) -> u64 {
+pub(super) fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_default()
 }
 
@@ -87,7 +86,8 @@ fn a_qcow2_disk_over_a_backing_file_moves_as_one_image() {
         write(&base, "raw", "write -P 5 48M 4M");
         std::fs::remove_file(image).expect("it was made");
         let base = base.to_str().unwrap_or_default();
-        image_tool(
+        tool(
+            "qemu-img",
             &["create", "-q", "-f", "qcow2", "-F", "raw", "-b", base, "-o", "cluster_size=128k"],
             image,
         );
@@ -117,7 +117,7 @@ fn a_qcow2_disk_over_a_backing_file_moves_as_one_image() {
 
 /// What came of the base is there, and the image is sound.
 fn write_check(image: &Path) {
-    image_tool(&["check", "-q", "-U"], image);
+    tool("qemu-img", &["check", "-q", "-U"], image);
     let read = Command::new("qemu-io")
         .args(["-U", "-r", "-f", "qcow2", "-c", "read -P 5 48M 4M"])
         .arg(image)
@@ -147,7 +147,11 @@ fn disks_of_all_front_ends_move_at_once() {
         words.extend(["-device", "virtio-blk-pci,drive=disk0,id=vda,iothread=io0"].map(str::to_owned));
         for (name, format) in sides {
             let side = folder.join(format!("{name}.{format}"));
-            image_tool(&["create", "-q", "-f", format, side.to_str().unwrap_or_default()], Path::new("32M"));
+            tool(
+                "qemu-img",
+                &["create", "-q", "-f", format, side.to_str().unwrap_or_default()],
+                Path::new("32M"),
+            );
             if name != "blank0" {
                 write(&side, format, "write -P 7 1M 3M");
                 write(&side, format, "write -P 8 20M 64k");

@@ -2,7 +2,6 @@
 #![cfg(test)]
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde_json::Value;
 use vmove_skip::need;
@@ -10,21 +9,13 @@ use vmove_tests::disks::{DISK, Moved, blank, busy, drive, for_qemu, guest_on, no
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{NAME, Scene, ready, vmove};
 
+use super::disks::{info, tool};
+
 /// Beyond what the guest works on.
 const PATTERN_AT: &str = "48M";
 /// So slow that the disk takes some seconds.
 const SLOW: &str = "256Mbit";
 const LARGE: u64 = 512 << 20;
-
-fn tool(program: &str, arguments: &[&str], image: &Path) -> String {
-    let output = Command::new(program).args(arguments).arg(image).output().expect("it runs");
-    assert!(output.status.success(), "{program} {arguments:?} {}: {output:?}", image.display());
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-fn info(image: &Path) -> Value {
-    serde_json::from_str(&tool("qemu-img", &["info", "-U", "--output=json"], image)).expect("JSON")
-}
 
 /// The image is one alone, and holds the pattern.
 fn is_whole(moved: &Moved, image: &Path, pattern: &str) {

@@ -2,44 +2,16 @@
 #![cfg(test)]
 
 use serde_json::Value;
-use vmove_guest::config::{Config, Rate};
 use vmove_skip::need;
 use vmove_tests::beacon::ram_files;
 use vmove_tests::daemon::Node;
 use vmove_tests::fleet::until;
-use vmove_tests::guest::Guest;
-use vmove_tests::sandbox::{Sandbox, qemu_in};
-use vmove_tests::scene::{End, NAME, Scene, gone_from, memory_mib, ready, vmove};
+use vmove_tests::scene::{NAME, Scene, gone_from, ready, vmove};
 
-/// What the guest has used and does not touch any more.
-const IDLE_MIB: u32 = 192;
+use super::visits::{away, done, refused, scene};
+
 /// At this rate its memory follows it for some 20 seconds.
 const SLOW: &str = "12MiB/s";
-
-fn scene() -> Scene {
-    let config = Config {
-        working_set_mib: 8,
-        cold_mib: 8,
-        rate: Rate::PagesPerSecond(500),
-        verify: 4_000,
-        ..Config::default()
-    };
-    let sandbox = Sandbox::new().expect("a sandbox");
-    let mut guest = Guest::new(memory_mib(&config) + IDLE_MIB + 96, config).expect("a QEMU");
-    guest.used_mib = IDLE_MIB;
-    Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest")
-}
-
-fn done(node: &Node, arguments: &[&str]) -> Value {
-    let End { code, answer, said } = vmove(node, arguments).expect("an answer");
-    assert_eq!(code, 0, "{arguments:?}: {answer} {said}\n{}", node.log());
-    answer
-}
-
-fn refused(node: &Node, arguments: &[&str], why: &str) {
-    let end = vmove(node, arguments).expect("an answer");
-    assert!(end.code != 0 && end.error().contains(why), "{arguments:?}: {} {}", end.answer, end.said);
-}
 
 /// Begins to move the guest of `a` to `b`, by so slow a link that most of its memory is missing there. Returns the migration's id.
 fn begin(scene: &Scene, mode: &str, options: &[&str]) -> String {
@@ -72,13 +44,6 @@ fn turn(scene: &Scene, options: &[&str]) -> Value {
     let turned = done(&scene.b, &[&["visit", NAME, "--keep-home"], options].concat());
     assert_eq!(turned["mode"], "visit", "{turned}");
     turned
-}
-
-/// Nothing but the guest's memory is at home.
-fn away(node: &Node) {
-    until("the QEMU at home has ended", || qemu_in(node.folder()).is_none());
-    until("the VM at home is forgotten", || node.vms().is_ok_and(|vms| vms.is_empty()));
-    assert!(!ram_files(&node.memory()).is_empty(), "its memory is kept");
 }
 
 fn comes_home(scene: &Scene, visit: &str) {

@@ -3,7 +3,6 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde_json::Value;
 use vmove_skip::need;
@@ -11,21 +10,17 @@ use vmove_tests::disks::{DISK_BYTES, Moved, blank, drive, for_qemu, node, qemu_i
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{End, NAME, ready};
 
+use super::disks::{number, tool};
+
 const CHUNK: u64 = 64 << 10;
 /// So slow that a guest whose memory is fetched runs for seconds before that is there.
 const SLOW: &str = "64Mbit";
 /// Beyond what the guest works on: what it holds stays as it is.
 const HELD: u64 = 48 << 20;
 
-fn run(program: &str, arguments: &[&str], image: &Path) -> String {
-    let output = Command::new(program).args(arguments).arg(image).output().expect("qemu-utils run");
-    assert!(output.status.success(), "{program} {arguments:?} {}: {output:?}", image.display());
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
 /// Has an image hold something at [`HELD`].
 fn hold(image: &Path, format: &str) {
-    run("qemu-io", &["-f", format, "-c", &format!("write -P 5 {HELD} 4M")], image);
+    tool("qemu-io", &["-f", format, "-c", &format!("write -P 5 {HELD} 4M")], image);
 }
 
 fn started(format: &str) -> Moved {
@@ -35,10 +30,6 @@ fn started(format: &str) -> Moved {
         drive(image, format, "")
     })
     .expect("a guest")
-}
-
-fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_default()
 }
 
 /// All chunks of the only disk were compared, and nothing but what the guest wrote differs.
@@ -89,7 +80,7 @@ fn a_qcow2_disk_over_a_backing_file_is_compared_with_the_image_that_it_became() 
         for_qemu(&base).expect("it is given to QEMU");
         std::fs::remove_file(image).expect("it was made");
         let base = base.to_str().unwrap_or_default();
-        run("qemu-img", &["create", "-q", "-f", "qcow2", "-F", "raw", "-b", base], image);
+        tool("qemu-img", &["create", "-q", "-f", "qcow2", "-F", "raw", "-b", base], image);
         for_qemu(image).expect("it is given to QEMU");
         node(image, "qcow2")
     })
@@ -121,7 +112,7 @@ fn change(image: &Path, at: u64) {
 
 /// Where what the guest sees at a place is in the image.
 fn place_in(image: &Path, at: u64) -> u64 {
-    let map = run("qemu-img", &["map", "-U", "--output=json"], image);
+    let map = tool("qemu-img", &["map", "-U", "--output=json"], image);
     let map: Value = serde_json::from_str(&map).expect("JSON");
     let ranges = map.as_array().cloned().unwrap_or_default();
     let range = ranges.iter().find(|range| {

@@ -29,20 +29,20 @@ fn local() -> Config {
     }
 }
 
-fn scene() -> Scene {
+pub(super) fn scene() -> Scene {
     let sandbox = Sandbox::new().expect("a sandbox");
     let mut guest = Guest::new(memory_mib(&local()) + IDLE_MIB + 96, local()).expect("a QEMU");
     guest.used_mib = IDLE_MIB;
     Scene::in_sandbox(sandbox, "thp", &guest).expect("a guest")
 }
 
-fn done(node: &Node, arguments: &[&str]) -> Value {
+pub(super) fn done(node: &Node, arguments: &[&str]) -> Value {
     let End { code, answer, said } = vmove(node, arguments).expect("an answer");
     assert_eq!(code, 0, "{arguments:?}: {answer} {said}\n{}", node.log());
     answer
 }
 
-fn refused(node: &Node, arguments: &[&str], why: &str) {
+pub(super) fn refused(node: &Node, arguments: &[&str], why: &str) {
     let end = vmove(node, arguments).expect("an answer");
     assert!(end.code != 0 && end.error().contains(why), "{arguments:?}: {} {}", end.answer, end.said);
 }
@@ -55,7 +55,7 @@ fn go(scene: &Scene) -> String {
 }
 
 /// Nothing but the guest's memory is at home.
-fn away(node: &Node) {
+pub(super) fn away(node: &Node) {
     until("the QEMU at home has ended", || qemu_in(node.folder()).is_none());
     until("the VM at home is forgotten", || node.vms().is_ok_and(|vms| vms.is_empty()));
     let kept = ram_files(&node.memory());
