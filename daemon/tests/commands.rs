@@ -72,7 +72,7 @@ fn a_command_line_that_is_wrong_is_told_as_json_to_programs() {
 #[test]
 fn an_empty_node_answers_in_both_forms() {
     let node = Node::start();
-    assert_eq!(node.ask(&["list"]), serde_json::json!({ "vms": [] }));
+    assert_eq!(node.ask(&["list"]), serde_json::json!({ "node": "tester", "vms": [] }));
     assert_eq!(node.ask(&["history"]), serde_json::json!({ "migrations": [] }));
     let info = node.ask(&["node"]);
     assert_eq!(info["node"], "tester");
@@ -195,7 +195,7 @@ fn refusals_of_the_rest_interface_have_one_form() {
 #[test]
 fn the_peer_port_answers_questions_and_nothing_else() {
     let node = Node::start();
-    assert_eq!(node.peer_http("GET", "/v1/vms"), (200, r#"{"vms":[]}"#.to_owned()));
+    assert_eq!(node.peer_http("GET", "/v1/vms"), (200, r#"{"node":"tester","vms":[]}"#.to_owned()));
     assert_eq!(node.peer_http("GET", "/v1/node").0, 200);
     for (method, path) in [
         ("POST", "/v1/vms"),
@@ -384,7 +384,7 @@ fn a_folder_may_be_a_link() {
     std::fs::create_dir(&target).unwrap();
     std::os::unix::fs::symlink(&target, &link).unwrap();
     let node = Node::start_with(&["--insecure", "--run-dir", link.to_str().unwrap()]);
-    assert_eq!(node.ask(&["list"]), serde_json::json!({ "vms": [] }));
+    assert_eq!(node.ask(&["list"]), serde_json::json!({ "node": "tester", "vms": [] }));
     // What could be done to the link later has no effect.
     std::fs::remove_file(&link).unwrap();
     let ended = node.vmove(&["run", "--name", "a", "--", "/no/such/qemu"]);

@@ -24,7 +24,7 @@ use crate::destination::images;
 use crate::disk_holds::Told;
 use crate::disk_io::DiskIoWatch;
 use crate::node::Node;
-use crate::source::disk_copies::outruns;
+use crate::source::disk_copies::FirstPass;
 use crate::source::disks_aside::see_to;
 use crate::vmm::LeavingMonitor;
 
@@ -57,7 +57,7 @@ pub(super) struct Mover {
     /// For the rate: when, and how much was dealt with then.
     looked: (Mono, u64),
     /// All that was to be copied when this process first looked.
-    first_total: Option<u64>,
+    pass: FirstPass,
     /// The guest writes to both images.
     held: bool,
     /// What the guest does with the disk meanwhile.
@@ -69,7 +69,7 @@ impl Mover {
         let begun = Mono::now();
         let MoveRecord { device, counted, .. } = journal.record();
         let io = DiskIoWatch::going_on(vec![device.clone()], vec![counted.clone()]);
-        Self { node, journal, told, begun, looked: (begun, 0), first_total: None, held: false, io }
+        Self { node, journal, told, begun, looked: (begun, 0), pass: FirstPass::default(), held: false, io }
     }
 
     /// Follows a move in a task of its own: one that has just begun, or one that an earlier process of the daemon has left.
@@ -142,8 +142,7 @@ impl Mover {
             Some(MoveState::Copying { total, done, ready, in_step }) => {
                 self.tell_progress(total, done, ready);
                 self.count_io(monitor).await;
-                let first = *self.first_total.get_or_insert(total);
-                if (ready || outruns(first, done, ready)) && !self.held {
+                if (self.pass.is_outrun(total, done, ready) || ready) && !self.held {
                     monitor.hold_move_in_step(&id).await?;
                     self.held = true;
                 }

@@ -6,6 +6,7 @@
 //!
 //! Until the commit the guest's own disks here are whole, whatever becomes of the copies.
 
+use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,8 +69,7 @@ struct Copying {
     moving: Moving,
     /// Bytes on the wire, both ways.
     sent: Arc<AtomicU64>,
-    /// All that was to be copied when it began.
-    first_total: Option<u64>,
+    pass: FirstPass,
     /// When it was ready for the first time, after the begin.
     copied_ms: Option<f64>,
     /// For the rate: when, and how much was dealt with then.
@@ -144,7 +144,14 @@ impl DiskCopies {
             is_device: to.starts_with("/dev") && !to.starts_with("/dev/shm"),
         };
         let looked = (self.begun, 0);
-        self.disks.push(Copying { moving, sent, first_total: None, copied_ms: None, looked, rate: 0.0 });
+        self.disks.push(Copying {
+            moving,
+            sent,
+            pass: FirstPass::default(),
+            copied_ms: None,
+            looked,
+            rate: 0.0,
+        });
         Ok(order)
     }
 
@@ -179,8 +186,7 @@ impl DiskCopies {
     /// Holds the copies in step that have been over all of their disk and do not come to their end: the guest writes as fast as it is copied.
     pub(super) async fn catch_up(&mut self, states: &[CopyState]) -> Result<(), SourceError> {
         for (disk, state) in self.disks.iter_mut().zip(states) {
-            let first = *disk.first_total.get_or_insert(state.total);
-            if outruns(first, state.done, state.ready) {
+            if disk.pass.is_outrun(state.total, state.done, state.ready) {
                 self.monitor.hold_copy_in_step(state.number).await.map_err(SourceError::Monitor)?;
             }
         }
@@ -273,9 +279,19 @@ impl DiskCopies {
     }
 }
 
-/// Whether a guest writes as fast as its disk is copied: as much was copied as there was in the beginning, and the copy is not ready.
-pub(crate) fn outruns(first_total: u64, done: u64, ready: bool) -> bool {
-    !ready && first_total > 0 && done >= first_total
+/// The pass of a copy over all of its disk.
+#[derive(Debug, Default)]
+pub(crate) struct FirstPass {
+    /// All that was to be copied when it began. QEMU may not know in its first answers, and says 0.
+    total: Option<NonZeroU64>,
+}
+
+impl FirstPass {
+    /// Whether the guest writes as fast as its disk is copied: as much was copied as there was in the beginning, and the copy is not ready.
+    pub(crate) fn is_outrun(&mut self, total: u64, done: u64, ready: bool) -> bool {
+        self.total = self.total.or(NonZeroU64::new(total));
+        !ready && self.total.is_some_and(|total| done >= total.get())
+    }
 }
 
 /// Of `--bandwidth`, for one of so many copies; 0 for no limit.
@@ -308,10 +324,11 @@ mod tests {
 
     #[test]
     fn a_guest_outruns_a_copy_that_was_over_all_of_its_disk_and_is_not_ready() {
-        assert!(!outruns(10, 9, false), "it may still come to its end");
-        assert!(outruns(10, 10, false));
-        assert!(!outruns(10, 12, true), "it follows the guest");
-        assert!(!outruns(0, 0, false), "QEMU does not know yet how much there is");
+        let mut pass = FirstPass::default();
+        assert!(!pass.is_outrun(0, 0, false), "QEMU does not know yet how much there is");
+        assert!(!pass.is_outrun(10, 9, false), "it may still come to its end");
+        assert!(pass.is_outrun(20, 10, false));
+        assert!(!pass.is_outrun(20, 12, true), "it follows the guest");
     }
 
     #[test]

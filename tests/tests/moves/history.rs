@@ -134,6 +134,8 @@ fn a_node_that_is_started_anew_tells_of_migrations_as_before() {
     let mut scene = Scene::new().expect("a guest");
     let cancelled = scene.start(&["--mode", "precopy", "--bandwidth", SLOW]).expect("it begins");
     scene.reach(&cancelled, "rounds").expect("a round");
+    // The destination is in it with the first page.
+    until("both are in a round", || told(&scene.b).iter().any(|one| one["phase"] == "rounds"));
     scene.a.ask(&["cancel", &cancelled]).expect("it is called off");
     assert_ne!(scene.end(&cancelled).expect("its end").code, 0);
     // No mode was chosen yet.
