@@ -18,7 +18,7 @@ use crate::disks;
 use crate::guest::{BOOT_TIMEOUT, Guest};
 use crate::own_namespaces::{entering, made};
 use crate::places;
-use crate::process::Guarded;
+use crate::process::{Guarded, reap_left_behind};
 use crate::sandbox::Sandbox;
 
 /// Name of the domain.
@@ -189,8 +189,9 @@ impl Host {
     /// # Errors
     /// When it does not answer.
     pub fn start_libvirtd(&self) -> Result<()> {
+        // No `exec`: a child of ours by that name would be taken for one that was left behind.
         let daemon =
-            format!("ulimit -n 4096; exec libvirtd -d -p '{}'", self.folder.join("libvirtd.pid").display());
+            format!("ulimit -n 4096; libvirtd -d -p '{}'; exit", self.folder.join("libvirtd.pid").display());
         let status = self.command("sh").args(["-c", &daemon]).status()?;
         ensure!(status.success(), "libvirtd does not start");
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -309,6 +310,7 @@ impl Pair {
     /// # Errors
     /// When something does not start.
     pub fn with(sandbox: Sandbox, guest: &Guest, arm: Arm, settings: Settings) -> Result<Self> {
+        reap_left_behind(&["qemu-system-x86", "libvirtd"]);
         let mut a = Host::start(&sandbox, "a", "11111111-1111-4111-8111-111111111111", settings)?;
         let mut b = Host::start(&sandbox, "b", "22222222-2222-4222-8222-222222222222", settings)?;
         let (at_a, at_b) = (a.node.listen(), b.node.listen());

@@ -1,10 +1,13 @@
 //! Processes that end with their owner, their CPU time, and the priority of threads that measure.
 
+use std::io::Read as _;
 use std::process::{Child, ExitStatus};
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 
 /// A child that is killed and reaped when it is dropped.
@@ -55,6 +58,16 @@ impl Guarded {
         }
     }
 
+    /// All that it has written to its standard output, which is a pipe; it has ended.
+    ///
+    /// # Errors
+    /// When that is no text.
+    pub fn output(&mut self) -> Result<String> {
+        let mut said = String::new();
+        self.0.stdout.take().context("no pipe")?.read_to_string(&mut said)?;
+        Ok(said)
+    }
+
     /// Kills it with SIGKILL, like a crash, and reaps it.
     pub fn kill(&mut self) {
         let _ = self.0.kill();
@@ -66,6 +79,41 @@ impl Drop for Guarded {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// From here on, programs of these names (15 characters at most) that our children leave behind are reaped as soon as they end, as init(1) does. That of a container may take a
+/// second, for which libvirt takes a QEMU that has ended for one that does not end.
+pub fn reap_left_behind(names: &'static [&str]) {
+    static BEGUN: Once = Once::new();
+    BEGUN.call_once(|| {
+        // PR_SET_CHILD_SUBREAPER of prctl(2).
+        if nix::sys::prctl::set_child_subreaper(true).is_ok() {
+            std::thread::spawn(move || {
+                loop {
+                    for pid in ended_children(names) {
+                        let _ = waitpid(pid, Some(WaitPidFlag::WNOHANG));
+                    }
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            });
+        }
+    });
+}
+
+/// Children of ours of these names that nobody has waited for: state, the first field of proc_pid_stat(5) after the name, is Z, and the next one our ID.
+fn ended_children(names: &[&str]) -> impl Iterator<Item = Pid> {
+    let ours = std::process::id().to_string();
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    all.filter_map(move |entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        let (before, after) = stat.rsplit_once(')')?;
+        let (_, name) = before.split_once('(')?;
+        let mut fields = after.split_ascii_whitespace();
+        let is_one =
+            names.contains(&name) && fields.next() == Some("Z") && fields.next() == Some(ours.as_str());
+        is_one.then(|| Pid::from_raw(pid))
+    })
 }
 
 /// CPU time that a process has used, in seconds.

@@ -66,13 +66,26 @@ fn a_domain_whose_memory_is_in_no_file_is_refused() {
     need!(libvirt::ready());
     let pair = Pair::new(&guest(), Arm::Enabled).expect("two hosts");
     // Somebody has edited it since it was enabled.
-    let memfd = |xml: &str| xml.replace("<source type='file'/>", "<source type='memfd'/>");
-    pair.define_changed(0, memfd).expect("defined");
-    pair.hosts[0].virsh(&["start", DOMAIN]).expect("started");
-    let error = pair.migrate(0, &[]).expect_err("refused").to_string();
-    assert!(error.contains("It has no RAM in named files"), "{error}");
-    assert!(pair.hosts[0].runs().expect("a state"));
-    assert_eq!(pair.hosts[1].qemu(), None);
+    const SHARED: &str = "<access mode='shared'/>";
+    let start = |from: &str, to: &str| {
+        pair.define_changed(0, |xml: &str| xml.replace(from, to)).expect("defined");
+        pair.hosts[0].virsh(&["start", DOMAIN]).expect("started");
+    };
+    let (memfd, anonymous) = ("<source type='memfd'/>", "<source type='anonymous'/>");
+    pair.define_changed(0, |xml: &str| xml.replace("<source type='file'/>", memfd)).expect("defined");
+    for (from, to) in [("", ""), (memfd, anonymous)] {
+        pair.define_changed(0, |xml: &str| xml.replace(SHARED, "")).expect("defined");
+        start(from, to);
+        let error = pair.migrate(0, &[]).expect_err("refused").to_string();
+        assert!(error.contains("It has no RAM in named files"), "{to}: {error}");
+        assert!(pair.hosts[0].runs().expect("a state"), "{to}");
+        assert_eq!(pair.hosts[1].qemu(), None, "{to}");
+        pair.hosts[0].virsh(&["destroy", DOMAIN]).expect("ended");
+    }
+    // Shared memory is in a file, whatever its source: libvirt makes one.
+    start(anonymous, &format!("{anonymous}{SHARED}"));
+    pair.migrate(0, &[]).expect("carried");
+    pair.sound_at(1).expect("sound");
 }
 
 /// `virt-clone`, or `virsh dumpxml` and `define`, keep the monitor's name: QEMU of the copy would take the socket of the one that runs.
