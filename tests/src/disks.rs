@@ -154,6 +154,12 @@ pub struct Moved {
 
 /// A second monitor of the guest's QEMU, in its folder.
 pub const OPERATOR: &str = "operator.sock";
+/// Has QEMU listen there.
+#[must_use]
+pub fn operator() -> [String; 2] {
+    ["-qmp".to_owned(), format!("unix:{{vmdir}}/{OPERATOR},server=on,wait=off")]
+}
+
 /// The disk's name in QEMU.
 pub const DISK: &str = "disk0";
 /// Size of the disk: more than the guest works on.
@@ -173,7 +179,7 @@ pub fn guest_on(image: &Path, options: Vec<String>) -> Result<Guest> {
     let mut guest = Guest::new(memory_mib(&busy()), busy())?;
     guest.modules = VIRTIO.into_iter().chain(["virtio_blk"]).collect();
     guest.extra = options;
-    guest.extra.extend(["-qmp".to_owned(), format!("unix:{{vmdir}}/{OPERATOR},server=on,wait=off")]);
+    guest.extra.extend(operator());
     guest.disk = Some(image.to_owned());
     Ok(guest)
 }
@@ -214,6 +220,19 @@ impl Moved {
         let image = folders[0].join(&name);
         create(&image, format)?;
         let guest = guest_on(&image, drive(&image, format, ""))?;
+        let scene = Scene::behind_proxy_in(sandbox, &guest)?;
+        Ok(Self { scene, folders, name })
+    }
+
+    /// The same with a guest of the caller's, on a raw image that the caller makes at that path.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn with_guest(sandbox: Sandbox, guest: impl FnOnce(&Path) -> Result<Guest>) -> Result<Self> {
+        let (folders, name) = Self::folders(&sandbox, "raw")?;
+        let image = folders[0].join(&name);
+        let guest = guest(&image)?;
+        for_qemu(&image)?;
         let scene = Scene::behind_proxy_in(sandbox, &guest)?;
         Ok(Self { scene, folders, name })
     }

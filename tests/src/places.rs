@@ -59,6 +59,14 @@ pub fn guest_initrd() -> Result<PathBuf> {
     place("VMOVE_GUEST_INITRD", "guest/initrd.img")
 }
 
+/// The image of a disk with PostgreSQL and SQLite.
+///
+/// # Errors
+/// When it does not exist; the error says what to do.
+pub fn databases() -> Result<PathBuf> {
+    place("VMOVE_DATABASES", "databases/disk.raw")
+}
+
 /// The program with which a guest's shell scripts fork their machine, linked statically.
 ///
 /// # Errors

@@ -47,17 +47,8 @@ pub fn guest(folder: &Path, pages_per_second: u32, with: With) -> Result<Guest> 
     let memory_mib = if with == With::Python { 320 } else { 224 };
     let mut guest = Guest::new(memory_mib, config)?;
     guest.modules = VIRTIO.into_iter().chain(["virtio_console"]).collect();
-    let port = |id: &str, name: &str| {
-        [
-            "-chardev".to_owned(),
-            format!("socket,id={id},path={{vmdir}}/{id}.sock,server=on,wait=off"),
-            "-device".to_owned(),
-            format!("virtserialport,chardev={id},name={name}"),
-        ]
-    };
-    guest.extra = ["-device", "virtio-serial-pci"].map(str::to_owned).to_vec();
+    guest.extra = keyboard();
     guest.extra.extend(port("fork", "org.vmove.fork"));
-    guest.extra.extend(port("keyboard", KEYBOARD));
     let mut files = vec![
         ("bin/vmove-fork".to_owned(), places::fork_program()?),
         ("bin/dna-search".to_owned(), dna_search(folder)?),
@@ -70,6 +61,23 @@ pub fn guest(folder: &Path, pages_per_second: u32, with: With) -> Result<Guest> 
     std::fs::write(&initrd, initramfs::with_files(&places::guest_initrd()?, &files)?)?;
     guest.initrd = Some(initrd);
     Ok(guest)
+}
+
+/// Gives a guest a keyboard. Its modules must have `virtio_console`.
+#[must_use]
+pub fn keyboard() -> Vec<String> {
+    let mut words = ["-device", "virtio-serial-pci"].map(str::to_owned).to_vec();
+    words.extend(port("keyboard", KEYBOARD));
+    words
+}
+
+fn port(id: &str, name: &str) -> [String; 4] {
+    [
+        "-chardev".to_owned(),
+        format!("socket,id={id},path={{vmdir}}/{id}.sock,server=on,wait=off"),
+        "-device".to_owned(),
+        format!("virtserialport,chardev={id},name={name}"),
+    ]
 }
 
 /// The example in C, as its comment says how to build it.
@@ -146,16 +154,30 @@ pub struct Done {
     pub printed: String,
 }
 
+fn sit_down(node: &Node, name: &str) -> Result<(UnixStream, Vm)> {
+    let vm = node.vm(name)?;
+    let path = vm.dir.join("keyboard.sock");
+    let keyboard = UnixStream::connect(&path).with_context(|| path.display().to_string())?;
+    Ok((keyboard, vm))
+}
+
 impl Typist {
     /// Sits down at a VM that runs.
     ///
     /// # Errors
     /// When it has no keyboard.
     pub fn at(node: &Node, name: &str) -> Result<Self> {
-        let vm = node.vm(name)?;
-        let path = vm.dir.join("keyboard.sock");
-        let keyboard = UnixStream::connect(&path).with_context(|| path.display().to_string())?;
+        let (keyboard, vm) = sit_down(node, name)?;
         Ok(Self { keyboard, vm, typed: 0 })
+    }
+
+    /// Goes on where its guest is now.
+    ///
+    /// # Errors
+    /// As [`Typist::at`].
+    pub fn follow(&mut self, node: &Node, name: &str) -> Result<()> {
+        (self.keyboard, self.vm) = sit_down(node, name)?;
+        Ok(())
     }
 
     /// Types a line and waits until it has ended, at most `timeout`.

@@ -4,6 +4,7 @@
 mod blows;
 mod control_groups;
 mod crashes;
+mod databases;
 mod disks;
 mod disks_after;
 mod errors;
