@@ -1,10 +1,10 @@
 # shellcheck shell=bash
 # Machines with a Debian 12 and a systemd of their own, in namespaces of this one: their files are a clean root and what they change of it.
 
-# A Debian 12 as it is installed, less what needs a kernel or a console; and of QEMU and AppArmor the packages, not installed.
+# A Debian 12 as it is installed, less what needs a kernel or a console; and of QEMU, AppArmor and libvirt the packages, not installed.
 DEBIAN_ROOT=$CACHE/debian-12
 # Raise it when the root changes, so that older caches are made anew.
-DEBIAN_ROOT_VERSION=2
+DEBIAN_ROOT_VERSION=3
 
 setup_debian_root() {
     local root=$DEBIAN_ROOT debs=$CACHE/apt/debs/mmdebstrap
@@ -19,6 +19,7 @@ setup_debian_root() {
     perl "$CACHE/mmdebstrap/usr/bin/mmdebstrap" --quiet --mode=root --variant=minbase --include=systemd-sysv,dbus,iproute2,procps,openssl \
         --skip=cleanup/apt --aptopt='APT::Sandbox::User "root"' \
         --customize-hook='APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get -qq -y --download-only --no-install-recommends install qemu-system-x86 apparmor' \
+        --customize-hook='cd "$1/var/cache/apt/archives" && APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get -qq download libvirt-daemon-system' \
         bookworm "$root.new" "${VMOVE_DEBIAN_MIRROR:-http://deb.debian.org}/debian" || die "mmdebstrap could not make a Debian 12"
     mv "$root.new" "$root"
     rm -f "$CACHE"/debian-12-[0-9]*

@@ -126,8 +126,9 @@ packages_install() {
 # completes COMMAND: bash offers `COMMAND --help`, and there are files for the other shells.
 completes() {
     machine a bash -c "source /usr/share/bash-completion/completions/$1
+        function=\$(complete -p $1 | sed 's/.* -F \([^ ]*\) .*/\1/')
         COMP_WORDS=($1 --h) COMP_CWORD=1
-        _$1 $1 --h $1
+        \$function $1 --h $1
         echo \"\${COMPREPLY[@]}\"" | grep -w -e --help
     machine a test -s "/usr/share/zsh/vendor-completions/_$1" -a -s "/usr/share/fish/vendor_completions.d/$1.fish"
 }
@@ -157,7 +158,7 @@ installed_is_whole() {
 # The rules that docs/libvirt.md gives for domains, within libvirt's template of a profile: each guest's has its own monitor in it.
 rules_for_libvirt_compile() {
     local profile=libvirt-6f0f5d4e-3c1a-4d0b-9d59-0a1b2c3d4e5f
-    machine a sh -euc "cd /tmp; apt-get -qq download libvirt-daemon-system; dpkg-deb -x libvirt-daemon-system_*.deb libvirt
+    machine a sh -euc "cd /tmp; dpkg-deb -x /var/cache/apt/archives/libvirt-daemon-system_*.deb libvirt
         cp -a /etc/apparmor.d/. libvirt/etc/apparmor.d; cd libvirt/etc/apparmor.d; mkdir -p local/abstractions
         awk '/^# \/etc\/apparmor.d\/local\/abstractions\/libvirt-qemu/ { on = 1 } /^\`\`\`/ { on = 0 } on' /usr/share/doc/vmove/libvirt.md >local/abstractions/libvirt-qemu
         sed s/LIBVIRT_TEMPLATE/$profile/ libvirt/TEMPLATE.qemu >libvirt/$profile
