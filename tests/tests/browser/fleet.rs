@@ -91,6 +91,7 @@ fn switches_nodes_leases_plans_and_accounts_are_shown_as_they_change() {
     browser.go(&tab, &page.view(&format!("plan/{id}"))).expect("a view");
     shown(&mut browser, &tab, "1", &["n1", &to, &vm]);
     shown(&mut browser, &tab, "2", &[&vm, "pending", "512.00 MiB"]);
+    pictures(&mut browser, &tab, "plan", 520).expect("pictures");
 
     bridge.ask(&["plan", "delete", id]).expect("removed");
     bridge.ask(&["lease", "release", "job"]).expect("released");
