@@ -16,6 +16,12 @@ vmove_bench() {
     vmove_build
     case ${1:-} in
         disk)
+            # shellcheck source=tests/scripts/machine.sh
+            source "$ROOT/tests/scripts/machine.sh"
+            # shellcheck source=tests/scripts/databases.sh
+            source "$ROOT/tests/scripts/databases.sh"
+            setup_machine libnbd-bin
+            with_cache_locked setup_databases
             export_env
             cd "$ROOT" || exit
             exec cargo test --release -p vmove-tests --test moves -- --ignored --test-threads=1 --nocapture disk_figures

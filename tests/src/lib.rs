@@ -22,6 +22,7 @@ pub mod cluster_demo;
 pub mod cluster_walk;
 pub mod control_groups;
 pub mod daemon;
+pub mod debian_disk;
 pub mod disks;
 pub mod failing_writes;
 pub mod fleet;

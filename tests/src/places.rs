@@ -59,12 +59,12 @@ pub fn guest_initrd() -> Result<PathBuf> {
     place("VMOVE_GUEST_INITRD", "guest/initrd.img")
 }
 
-/// The image of a disk with PostgreSQL and SQLite.
+/// The image of a disk with Debian, PostgreSQL, SQLite and fio, which `./run soak --databases` makes.
 ///
 /// # Errors
 /// When it does not exist; the error says what to do.
-pub fn databases() -> Result<PathBuf> {
-    place("VMOVE_DATABASES", "databases/disk.raw")
+pub fn debian_disk() -> Result<PathBuf> {
+    place("VMOVE_DEBIAN_DISK", "databases/disk.raw")
 }
 
 /// The program with which a guest's shell scripts fork their machine, linked statically.

@@ -2,22 +2,19 @@
 //! `./run soak --databases`.
 #![cfg(test)]
 
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use vmove_guest::config::{Config, Rate};
 use vmove_skip::need;
-use vmove_tests::disks::{DISK, Moved, drive, operator};
-use vmove_tests::guest::{Guest, VIRTIO};
-use vmove_tests::places;
+use vmove_tests::debian_disk;
+use vmove_tests::disks::{DISK, Moved};
 use vmove_tests::proxy::Fault;
-use vmove_tests::sandbox::{Sandbox, qemu_in};
+use vmove_tests::sandbox::qemu_in;
 use vmove_tests::scene::{NAME, device_state, ready};
-use vmove_tests::typist::{Typist, keyboard};
+use vmove_tests::typist::Typist;
 
 /// As the issue of moving disks asks for.
 const MOVES: usize = 30;
@@ -79,17 +76,8 @@ struct Databases {
 
 impl Databases {
     fn begin() -> Result<Self> {
-        let disk = places::databases()?;
-        let moved = Moved::with_guest(Sandbox::new()?, |image| {
-            let copied = Command::new("cp").arg("--sparse=always").args([&disk, image]).status()?;
-            ensure!(copied.success(), "{} could not be copied", disk.display());
-            guest(image)
-        })?;
-        let typist = Typist::at(&moved.scene.a, NAME)?;
+        let (moved, typist) = debian_disk::guest()?;
         let mut databases = Self { moved, typist, done: [0; 2] };
-        let mount = "mkdir -p /mnt && mount -t ext4 /dev/vda /mnt && mount --bind /dev /mnt/dev && mount -t proc proc /mnt/proc \
-                     && mount -t tmpfs tmpfs /mnt/tmp && chmod 1777 /mnt/tmp";
-        databases.typed(mount, CHECKED)?;
         databases.run("databases-begin", LONG)?;
         databases.check("")?;
         Ok(databases)
@@ -246,22 +234,11 @@ impl Databases {
     }
 }
 
-fn guest(image: &Path) -> Result<Guest> {
-    let config =
-        Config { working_set_mib: 8, rate: Rate::PagesPerSecond(200), verify: 200, ..Config::default() };
-    let mut guest = Guest::new(512, config)?;
-    guest.modules = VIRTIO.into_iter().chain(["virtio_blk", "virtio_console"]).collect();
-    guest.extra = drive(image, "raw", "");
-    guest.extra.extend(keyboard());
-    guest.extra.extend(operator());
-    Ok(guest)
-}
-
 #[test]
 #[ignore = "takes a quarter of an hour: ./run soak --databases"]
 fn databases_are_whole_after_thirty_moves_and_fifteen_blows() {
     need!(ready());
-    need!(places::databases());
+    need!(debian_disk::ready());
     let mut databases = Databases::begin().expect("databases");
     for number in 0..MOVES {
         let mode = ["hybrid", "postcopy", "precopy"][number % 3];

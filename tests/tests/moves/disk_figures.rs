@@ -1,4 +1,4 @@
-//! What moving disks costs: the rate of a copy beside that of `qemu-img`, and what it adds to the pause. The bounds are wide, since other
+//! What moving disks costs: the rate of a copy beside that of `nbdcopy`, and what it adds to the pause. The bounds are wide, since other
 //! programs run meanwhile; the figures are printed.
 #![cfg(test)]
 
@@ -7,9 +7,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use vmove_skip::need;
-use vmove_tests::disks::{Moved, drive, for_qemu, qemu_img};
+use vmove_tests::debian_disk;
+use vmove_tests::disks::{Moved, OPERATOR, drive, for_qemu, qemu_img};
+use vmove_tests::monitor::Monitor;
+use vmove_tests::process::Guarded;
 use vmove_tests::sandbox::Sandbox;
 use vmove_tests::scene::{NAME, ready, vmove};
 
@@ -21,47 +25,41 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// Copies an image over a connection of this host, as `vmove` does, by QEMU's own tools. In seconds.
-fn by_qemu_img(image: &Path, target: &Path) -> f64 {
+/// The tool that copies over NBD, from Debian's `libnbd-bin`.
+fn nbdcopy() -> Result<()> {
+    let found = Command::new("nbdcopy").arg("--version").output().context("nbdcopy is not installed")?;
+    ensure!(found.status.success(), "nbdcopy --version ended with {}", found.status);
+    Ok(())
+}
+
+/// Copies an image over a connection of this host, as `vmove` does, by the tools of NBD and QEMU. In seconds.
+fn by_nbdcopy(image: &Path, target: &Path) -> f64 {
     let _ = std::fs::remove_file(target);
     std::fs::File::create(target).and_then(|file| file.set_len((SIDE_MIB as u64) << 20)).expect("a target");
     let port = "10933";
-    let mut server = Command::new("qemu-nbd")
-        .args(["-f", "raw", "-b", "127.0.0.1", "-p", port, "--discard=unmap", "--cache=writeback"])
+    let server = Command::new("qemu-nbd")
+        .args(["-f", "raw", "-b", "127.0.0.1", "-p", port, "-t", "--discard=unmap", "--cache=writeback"])
         .arg(target)
         .stdout(Stdio::null())
         .spawn()
         .expect("qemu-nbd runs");
+    let _server = Guarded::from(server);
     while std::net::TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
         std::thread::sleep(Duration::from_millis(20));
-        let ended = server.try_wait().expect("a process");
-        if ended.is_some() {
-            // It serves one connection, which was ours.
-            server = Command::new("qemu-nbd")
-                .args(["-f", "raw", "-b", "127.0.0.1", "-p", port, "-t"])
-                .arg(target)
-                .spawn()
-                .expect("qemu-nbd runs");
-        }
     }
     let begun = Instant::now();
-    let done = Command::new("qemu-img")
-        .args(["convert", "-U", "-n", "-f", "raw", "-O", "raw"])
-        .arg(image)
-        .arg(format!("nbd://127.0.0.1:{port}"))
-        .status();
+    let done = Command::new("nbdcopy").arg("--").arg(image).arg(format!("nbd://127.0.0.1:{port}")).status();
     let took = begun.elapsed().as_secs_f64();
-    let _ = server.kill();
-    let _ = server.wait();
-    assert!(done.expect("qemu-img runs").success());
+    assert!(done.expect("nbdcopy runs").success());
     took
 }
 
 #[test]
 #[ignore = "measures: ./run bench disk"]
-fn a_disk_is_copied_as_fast_as_by_qemu_img() {
+fn a_disk_is_copied_as_fast_as_by_nbdcopy() {
     need!(ready());
     need!(qemu_img());
+    need!(nbdcopy());
     let sandbox = Sandbox::new().expect("a sandbox");
     let folder = sandbox.folder("sides").expect("a folder");
     for_qemu(&folder).expect("it is given to QEMU");
@@ -80,7 +78,7 @@ fn a_disk_is_copied_as_fast_as_by_qemu_img() {
     .expect("a guest");
     let (mut ours, mut theirs, mut here) = (Vec::new(), Vec::new(), side);
     for turn in 0..3 {
-        theirs.push(by_qemu_img(&here, &folder.join("compared.raw")));
+        theirs.push(by_nbdcopy(&here, &folder.join("compared.raw")));
         let there = folder.join(format!("side-{turn}.raw"));
         let report =
             moved.migrate(&["--disk-map", &format!("side0={}", there.display()), "--source-disks", "delete"]);
@@ -92,10 +90,10 @@ fn a_disk_is_copied_as_fast_as_by_qemu_img() {
     }
     let (ours, theirs) = (median(ours), median(theirs));
     println!(
-        "copy of {SIDE_MIB} MiB: {ours:.2} s, by qemu-img {theirs:.2} s: {:.2} of its rate",
+        "copy of {SIDE_MIB} MiB: {ours:.2} s, by nbdcopy {theirs:.2} s: {:.2} of its rate",
         theirs / ours
     );
-    assert!(theirs / ours > 0.4, "expected 0.8 of the rate of qemu-img, found {:.2}", theirs / ours);
+    assert!(theirs / ours > 0.4, "expected 0.8 of the rate of nbdcopy, found {:.2}", theirs / ours);
 }
 
 /// The images are in memory: what QEMU waits for when it flushes the source's own disk is the same with and without a copy, and no figure of
@@ -126,6 +124,72 @@ fn a_disk_adds_little_to_the_pause() {
     println!("a disk adds {:.1} ms to the pause", with - without);
     assert!(with - without < 30.0, "expected some 6 ms more, found {:.1}", with - without);
     moved.works().expect("it works on its disk");
+}
+
+/// Requests that QEMU has dealt with for the guest's disk.
+fn requests(monitor: &Monitor) -> f64 {
+    let stats = monitor.run("query-blockstats", Value::Null).expect("figures");
+    let of = |key: &str| stats[0]["stats"][key].as_f64().unwrap_or_default();
+    of("rd_operations") + of("wr_operations")
+}
+
+/// Of the guest, in a second.
+fn pace(monitor: &Monitor, during: impl FnOnce()) -> f64 {
+    let (before, begun) = (requests(monitor), Instant::now());
+    during();
+    (requests(monitor) - before) / begun.elapsed().as_secs_f64()
+}
+
+/// fio reads and writes at random places, one request at a time, past the guest's page cache; meanwhile its disk of some GiB is copied.
+#[test]
+#[ignore = "measures: ./run bench disk"]
+fn what_a_guest_keeps_of_its_pace_while_its_disk_is_copied() {
+    need!(ready());
+    need!(debian_disk::ready());
+    let (moved, mut typist) = debian_disk::guest().expect("a guest");
+    let fill = "dd if=/dev/urandom of=/mnt/block bs=1M count=8 2>/dev/null && for i in $(seq 224); do cat /mnt/block; done >/mnt/filler && sync";
+    assert_eq!(typist.line(fill, Duration::from_secs(300)).expect("it is filled").code, 0);
+    let fio = "chroot /mnt fio --name=pace --filename=/pace --size=64M --rw=randrw --bs=4k --direct=1 --ioengine=psync --time_based --runtime=600 \
+               >/dev/null 2>&1 &";
+    assert_eq!(typist.line(fio, Duration::from_secs(60)).expect("it begins").code, 0);
+    std::thread::sleep(Duration::from_secs(8));
+    for limit in [&[][..], &["--bandwidth", "800Mbit"]] {
+        let paces = (0..3).map(|_| kept_pace(&moved, limit)).collect();
+        println!("with {limit:?}: {:.2} of its pace", median(paces));
+    }
+}
+
+/// Of 1.
+fn kept_pace(moved: &Moved, limit: &[&str]) -> f64 {
+    let (node, ..) = moved.sides().expect("it is somewhere");
+    let monitor = Monitor::connect(&node.vm(NAME).expect("a VM").dir.join(OPERATOR)).expect("a monitor");
+    let before = pace(&monitor, || std::thread::sleep(Duration::from_secs(5)));
+    let options = moved.options().expect("options");
+    let words: Vec<&str> = options.iter().map(String::as_str).chain(["--source-disks", "delete"]).collect();
+    let id = moved.scene.start(&[&words[..], limit].concat()).expect("it begins");
+    moved.scene.reach(&id, "disks").expect("the disk is copied");
+    let path = format!("/v1/migrations/{id}");
+    let begun = Instant::now();
+    let meanwhile = pace(&monitor, || {
+        let is_copied = || {
+            let (_, told) = moved.scene.a.rest("GET", &path, &Value::Null).expect("an answer");
+            told["phase"] != "disks"
+        };
+        while !is_copied() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let took = begun.elapsed().as_secs_f64();
+    let end = moved.scene.end(&id).expect("an end");
+    assert_eq!(end.code, 0, "{} {}", end.answer, end.said);
+    println!(
+        "fio: {before:.0} requests/s before, {meanwhile:.0} while the disk is copied ({took:.1} s): {:.2}",
+        meanwhile / before
+    );
+    assert!(meanwhile > 0.0, "the guest should not stand still");
+    // Back to where it is measured from.
+    moved.migrate(&["--source-disks", "delete"]).expect("it moves back");
+    meanwhile / before
 }
 
 /// Pauses of migrations, by steps.
