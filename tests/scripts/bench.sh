@@ -16,8 +16,6 @@ vmove_bench() {
     vmove_build
     case ${1:-} in
         disk)
-            # shellcheck source=tests/scripts/machine.sh
-            source "$ROOT/tests/scripts/machine.sh"
             # shellcheck source=tests/scripts/databases.sh
             source "$ROOT/tests/scripts/databases.sh"
             setup_machine libnbd-bin

@@ -1,8 +1,11 @@
 # shellcheck shell=bash
-# A disk with Debian 12, PostgreSQL, SQLite and fio on it, for guests whose disks move: setup_databases. Needs setup.sh and machine.sh.
+# A disk with Debian 12, PostgreSQL, SQLite and fio on it, for guests whose disks move: setup_databases. Needs setup.sh.
+
+# shellcheck source=tests/scripts/machine.sh
+source "$ROOT/tests/scripts/machine.sh"
 
 # Counts whenever what is on the disk changes.
-DATABASES_VERSION=2
+DATABASES_VERSION=3
 DATABASES=$CACHE/databases
 
 setup_databases() {

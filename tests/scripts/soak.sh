@@ -26,8 +26,6 @@ soak_libvirt() {
 
 # A guest with PostgreSQL and SQLite moves with its disk: thirty times, and fifteen times with blows.
 soak_databases() {
-    # shellcheck source=tests/scripts/machine.sh
-    source "$ROOT/tests/scripts/machine.sh"
     # shellcheck source=tests/scripts/databases.sh
     source "$ROOT/tests/scripts/databases.sh"
     vmove_build

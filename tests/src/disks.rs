@@ -273,6 +273,16 @@ impl Moved {
         Ok(words(["--disks", "all", "--disk-map", &format!("{DISK}={}", there.display())]))
     }
 
+    /// Begins to move it from the first node to the second with its disk. Returns the migration's ID.
+    ///
+    /// # Errors
+    /// When that is refused.
+    pub fn start_move(&self, more: &[&str]) -> Result<String> {
+        let options = self.options()?;
+        let words: Vec<&str> = options.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        self.scene.start(&words)
+    }
+
     /// Moves it to the other node with its disk. Returns the report.
     ///
     /// # Errors

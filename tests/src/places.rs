@@ -64,7 +64,7 @@ pub fn guest_initrd() -> Result<PathBuf> {
 /// # Errors
 /// When it does not exist; the error says what to do.
 pub fn debian_disk() -> Result<PathBuf> {
-    place("VMOVE_DEBIAN_DISK", "databases/disk.raw")
+    place_made_by("./run soak --databases", "VMOVE_DEBIAN_DISK", "databases/disk.raw")
 }
 
 /// The program with which a guest's shell scripts fork their machine, linked statically.
@@ -162,20 +162,28 @@ pub fn product(name: &str) -> Result<PathBuf> {
 }
 
 fn place(variable: &str, in_cache: &str) -> Result<PathBuf> {
+    place_made_by("./run build", variable, in_cache)
+}
+
+fn place_made_by(command: &str, variable: &str, in_cache: &str) -> Result<PathBuf> {
     match std::env::var_os(variable).filter(|v| !v.is_empty()) {
-        Some(path) => exists(Path::new(&path)),
+        Some(path) => exists_made_by(command, Path::new(&path)),
         None => {
             let cache = std::env::var_os("VMOVE_CACHE")
                 .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache"), PathBuf::from);
-            exists(&cache.join(in_cache))
+            exists_made_by(command, &cache.join(in_cache))
         }
     }
 }
 
 fn exists(path: &Path) -> Result<PathBuf> {
+    exists_made_by("./run build", path)
+}
+
+fn exists_made_by(command: &str, path: &Path) -> Result<PathBuf> {
     match path.canonicalize() {
         Ok(path) => Ok(path),
-        Err(e) => bail!("{} is not there ({e}); './run build' makes it", path.display()),
+        Err(e) => bail!("{} is not there ({e}); '{command}' makes it", path.display()),
     }
 }
 

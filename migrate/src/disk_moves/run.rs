@@ -56,7 +56,7 @@ pub(super) struct Mover {
     begun: Mono,
     /// For the rate: when, and how much was dealt with then.
     looked: (Mono, u64),
-    /// All that was to be copied when this process first looked.
+    /// As this process has seen it.
     pass: FirstPass,
     /// The guest writes to both images.
     held: bool,

@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use vmove_skip::need;
 use vmove_tests::debian_disk;
-use vmove_tests::disks::{DISK, Moved};
+use vmove_tests::disks::Moved;
 use vmove_tests::proxy::Fault;
 use vmove_tests::sandbox::qemu_in;
 use vmove_tests::scene::{NAME, device_state, ready};
@@ -93,7 +93,7 @@ impl Databases {
     }
 
     fn run(&mut self, program: &str, within: Duration) -> Result<String> {
-        self.typed(&format!("chroot /mnt /usr/local/sbin/{program}"), within)
+        self.typed(&format!("PATH=/usr/local/sbin:/usr/bin:/bin:/sbin chroot /mnt {program}"), within)
     }
 
     /// Both databases are whole, and go on.
@@ -157,19 +157,18 @@ impl Databases {
         if !self.is_at_a()? {
             self.migrate("hybrid")?;
         }
-        let map = format!("{DISK}={}", self.moved.images()[1].display());
-        let mut options = vec!["--disks", "all", "--disk-map", &map, "--source-disks", "delete"];
+        let mut options = vec!["--source-disks", "delete"];
         options.extend(["--mode", if step == Step::Fetch { "postcopy" } else { "hybrid" }]);
         if step != Step::HandOver {
             options.extend(["--bandwidth", SLOW]);
         }
-        let scene = &mut self.moved.scene;
         if step == Step::HandOver {
-            let proxy = scene.proxy()?;
+            let proxy = self.moved.scene.proxy()?;
             // The disk has a connection of its own before that.
             proxy.add(device_state(proxy.connections() + 1, Fault::Stall));
         }
-        let id = scene.start(&options)?;
+        let id = self.moved.start_move(&options)?;
+        let scene = &mut self.moved.scene;
         match step {
             Step::Disks => drop(scene.reach(&id, "disks")?),
             Step::Rounds => drop(scene.reach(&id, "rounds")?),

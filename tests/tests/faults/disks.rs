@@ -18,14 +18,6 @@ const SLOW: &str = "64Mbit";
 /// The connection of the disk, counted from the first of the migration: control, pages, then the disk.
 const DISK_WIRE: u64 = 4;
 
-/// Begins to move the guest from `a` to `b` with its disk.
-fn start(moved: &Moved, more: &[&str]) -> Result<String> {
-    let options = moved.options()?;
-    let mut words: Vec<&str> = options.iter().map(String::as_str).collect();
-    words.extend_from_slice(more);
-    moved.scene.start(&words)
-}
-
 /// Lets no more than the beginning of the next migration's device state through, which comes one connection later than without a disk.
 fn stall_device_state(moved: &Moved) {
     let proxy = moved.scene.proxy().expect("a proxy");
@@ -60,7 +52,7 @@ fn moves_now(moved: &Moved) -> Result<()> {
 
 /// A blow, at a phase as the source tells it.
 fn at(moved: &mut Moved, phase: &str, options: &[&str], blow: impl FnOnce(&mut Moved, &str)) -> Result<End> {
-    let id = start(moved, options)?;
+    let id = moved.start_move(options)?;
     moved.scene.reach(&id, phase)?;
     std::thread::sleep(Duration::from_millis(300));
     blow(moved, &id);
@@ -84,13 +76,13 @@ fn a_copy_that_is_called_off_or_cut_leaves_nothing() {
     let proxy = moved.scene.proxy().expect("a proxy");
     let connection = Some(proxy.connections() + DISK_WIRE);
     proxy.add(Rule { connection, direction: Direction::Forth, after: 2 << 20, fault: Fault::Cut });
-    let id = start(&moved, &[]).expect("it begins");
+    let id = moved.start_move(&[]).expect("it begins");
     let end = moved.scene.end(&id).expect("an end");
     assert!(end.error().contains("The copy of disk disk0 to the destination ended"), "{}", end.answer);
     back(&moved, &end).expect("the guest stays");
     // In step, and the guest writes to both: nobody answers any more.
     stall_device_state(&moved);
-    let id = start(&moved, &["--mode", "hybrid"]).expect("it begins");
+    let id = moved.start_move(&["--mode", "hybrid"]).expect("it begins");
     moved.scene.reach_one_of(&id, &["switchover", "hand-over"]).expect("the guest stops");
     moved.scene.proxy().expect("a proxy").cut_all();
     let end = moved.scene.end(&id).expect("an end");
@@ -138,7 +130,7 @@ fn a_daemon_or_qemu_killed_while_a_disk_is_copied_leaves_nothing() {
     need!(qemu_img());
     let mut moved = Moved::start("qcow2", "").expect("a guest");
     let slow = ["--bandwidth", SLOW];
-    let id = start(&moved, &slow).expect("it begins");
+    let id = moved.start_move(&slow).expect("it begins");
     moved.scene.reach(&id, "disks").expect("disks are copied");
     moved.scene.a.crash();
     moved.scene.a.run().expect("it starts again");
@@ -174,7 +166,7 @@ fn a_daemon_killed_at_the_hand_over_leaves_one_disk() {
     for kills_source in [true, false] {
         // The guest stands still, its disk is whole on both sides, and only the source owns it.
         stall_device_state(&moved);
-        let id = start(&moved, &["--mode", "hybrid"]).expect("it begins");
+        let id = moved.start_move(&["--mode", "hybrid"]).expect("it begins");
         moved.scene.reach(&id, "hand-over").expect("the guest stops");
         std::thread::sleep(Duration::from_millis(300));
         if kills_source {
@@ -190,7 +182,7 @@ fn a_daemon_killed_at_the_hand_over_leaves_one_disk() {
         stays_soon(&moved).expect("the guest stays");
     }
     // After it: the source is killed before it has put its image aside.
-    let id = start(&moved, &["--mode", "postcopy", "--bandwidth", "256Mbit"]).expect("it begins");
+    let id = moved.start_move(&["--mode", "postcopy", "--bandwidth", "256Mbit"]).expect("it begins");
     moved.scene.handed_over(&id).expect("the guest is handed over");
     moved.scene.a.crash();
     moved.scene.b.crash();
@@ -234,7 +226,7 @@ fn a_daemon_killed_while_disks_are_compared_loses_no_guest_and_leaves_nothing() 
     for kills_source in [true, false] {
         let mut moved = Moved::start("qcow2", "").expect("a guest");
         moved.works().expect("it works on its disk");
-        let id = start(&moved, &["--verify", "--mode", "hybrid", "--bandwidth", SLOW]).expect("it begins");
+        let id = moved.start_move(&["--verify", "--mode", "hybrid", "--bandwidth", SLOW]).expect("it begins");
         are_compared(&moved, &id).expect("disks are compared");
         let killed = if kills_source { &mut moved.scene.a } else { &mut moved.scene.b };
         killed.crash();
@@ -261,7 +253,7 @@ fn a_guest_that_ends_while_its_disks_are_compared_ends_as_any() {
     let moved = Moved::start("raw", "").expect("a guest");
     moved.works().expect("it works on its disk");
     let options = ["--verify", "--mode", "hybrid", "--bandwidth", SLOW, "--source-disks", "delete"];
-    let id = start(&moved, &options).expect("it begins");
+    let id = moved.start_move(&options).expect("it begins");
     are_compared(&moved, &id).expect("disks are compared");
     let qemu = qemu_in(moved.scene.b.folder()).expect("a QEMU");
     kill(Pid::from_raw(qemu), Signal::SIGKILL).expect("it is killed");

@@ -66,24 +66,25 @@ fn a_domain_whose_memory_is_in_no_file_is_refused() {
     need!(libvirt::ready());
     let pair = Pair::new(&guest(), Arm::Enabled).expect("two hosts");
     // Somebody has edited it since it was enabled.
-    const SHARED: &str = "<access mode='shared'/>";
-    let start = |from: &str, to: &str| {
-        pair.define_changed(0, |xml: &str| xml.replace(from, to)).expect("defined");
+    let (memfd, anonymous) = ("<source type='memfd'/>", "<source type='anonymous'/>");
+    let shared = "<access mode='shared'/>";
+    let start = |change: &dyn Fn(&str) -> String| {
+        pair.define_changed(0, change).expect("defined");
         pair.hosts[0].virsh(&["start", DOMAIN]).expect("started");
     };
-    let (memfd, anonymous) = ("<source type='memfd'/>", "<source type='anonymous'/>");
-    pair.define_changed(0, |xml: &str| xml.replace("<source type='file'/>", memfd)).expect("defined");
-    for (from, to) in [("", ""), (memfd, anonymous)] {
-        pair.define_changed(0, |xml: &str| xml.replace(SHARED, "")).expect("defined");
-        start(from, to);
+    let refused = |kind: &str| {
         let error = pair.migrate(0, &[]).expect_err("refused").to_string();
-        assert!(error.contains("It has no RAM in named files"), "{to}: {error}");
-        assert!(pair.hosts[0].runs().expect("a state"), "{to}");
-        assert_eq!(pair.hosts[1].qemu(), None, "{to}");
+        assert!(error.contains("It has no RAM in named files"), "{kind}: {error}");
+        assert!(pair.hosts[0].runs().expect("a state"), "{kind}");
+        assert_eq!(pair.hosts[1].qemu(), None, "{kind}");
         pair.hosts[0].virsh(&["destroy", DOMAIN]).expect("ended");
-    }
-    // Shared memory is in a file, whatever its source: libvirt makes one.
-    start(anonymous, &format!("{anonymous}{SHARED}"));
+    };
+    start(&|xml| xml.replace("<source type='file'/>", memfd));
+    refused("memfd");
+    start(&|xml| xml.replace(memfd, anonymous).replace(shared, ""));
+    refused("anonymous");
+    // Shared memory that is anonymous is in a file, too: libvirt makes one.
+    start(&|xml| xml.replace(anonymous, &format!("{anonymous}{shared}")));
     pair.migrate(0, &[]).expect("carried");
     pair.sound_at(1).expect("sound");
 }

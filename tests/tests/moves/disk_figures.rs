@@ -43,8 +43,9 @@ fn by_nbdcopy(image: &Path, target: &Path) -> f64 {
         .stdout(Stdio::null())
         .spawn()
         .expect("qemu-nbd runs");
-    let _server = Guarded::from(server);
+    let mut server = Guarded::from(server);
     while std::net::TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
+        assert_eq!(server.ended().expect("a process"), None, "qemu-nbd has ended");
         std::thread::sleep(Duration::from_millis(20));
     }
     let begun = Instant::now();
@@ -164,9 +165,7 @@ fn kept_pace(moved: &Moved, limit: &[&str]) -> f64 {
     let (node, ..) = moved.sides().expect("it is somewhere");
     let monitor = Monitor::connect(&node.vm(NAME).expect("a VM").dir.join(OPERATOR)).expect("a monitor");
     let before = pace(&monitor, || std::thread::sleep(Duration::from_secs(5)));
-    let options = moved.options().expect("options");
-    let words: Vec<&str> = options.iter().map(String::as_str).chain(["--source-disks", "delete"]).collect();
-    let id = moved.scene.start(&[&words[..], limit].concat()).expect("it begins");
+    let id = moved.start_move(&[&["--source-disks", "delete"], limit].concat()).expect("it begins");
     moved.scene.reach(&id, "disks").expect("the disk is copied");
     let path = format!("/v1/migrations/{id}");
     let begun = Instant::now();

@@ -95,10 +95,8 @@ fn a_qcow2_disk_over_a_backing_file_is_compared_with_the_image_that_it_became() 
 
 /// Begins a move whose memory takes seconds, and does something to the images once the guest runs at the destination. How it ends.
 fn damaged(moved: &Moved, more: &[&str], damage: impl Fn(&Path, &Path)) -> End {
-    let options = moved.options().expect("options");
-    let words: Vec<&str> = options.iter().map(String::as_str).chain(more.iter().copied()).collect();
     let slowly = ["--mode", "postcopy", "--bandwidth", SLOW, "--source-disks", "delete"];
-    let id = moved.scene.start(&[&words[..], &slowly].concat()).expect("it begins");
+    let id = moved.start_move(&[more, &slowly].concat()).expect("it begins");
     moved.scene.handed_over(&id).expect("the guest runs there");
     let [here, there] = moved.images();
     damage(&here, &there);
