@@ -24,6 +24,11 @@ vmove_bench() {
             cd "$ROOT" || exit
             exec cargo test --release -p vmove-tests --test moves -- --ignored --test-threads=1 --nocapture disk_figures
             ;;
+        events)
+            export_env
+            cd "$ROOT" || exit
+            exec cargo test --release -p vmove-tests --test kvm -- --ignored --nocapture event_figures
+            ;;
         client | evacuate | fork | fork-job | libvirt | pause | promise | visit)
             local program=$1-bench
             shift
