@@ -59,6 +59,11 @@ pub(super) enum DestinationError {
     Abandoned,
     #[error("QEMU at the destination has ended; its log says: {log}")]
     QemuEnded { log: String },
+    #[error(
+        "The guest ended here before its disks had come from {source_node}: {images} here lies over its image at {source_node}, and neither is whole alone. Both are kept: put them \
+         together as the guide of disks says (docs/guides/disks.md) before the guest is started again. QEMU's log says: {log}"
+    )]
+    EndedBeforeDisks { source_node: String, images: String, log: String },
     #[error("The monitor of the destination QEMU does not answer")]
     Monitor(#[source] QmpError),
     #[error("The guest did not resume at the destination")]

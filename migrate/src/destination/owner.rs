@@ -158,7 +158,7 @@ impl Owner {
                     Waited::Source(control) => control,
                     Waited::QemuEnded(_) if self.ended_on_visit() => continue,
                     Waited::QemuEnded(error) => {
-                        self.give_up(session, chain(&error));
+                        self.give_up(session, chain(&self.streaming.explain(session, error)));
                         return None;
                     }
                     Waited::Abandoned => {
@@ -174,6 +174,7 @@ impl Owner {
             self.disk_check.stop();
             let end = match whole {
                 Ok(figures) => return Some((self.complete(session, figures).await, open)),
+                Err(End::Failed(error)) => End::Failed(self.streaming.explain(session, error)),
                 Err(end) => end,
             };
             if let End::Lost(_) = end {

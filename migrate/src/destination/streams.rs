@@ -13,6 +13,7 @@ use vmove_types::disk::DiskProgress;
 use vmove_types::problem::chain;
 use vmove_types::time::Mono;
 
+use super::error::DestinationError;
 use super::images;
 use super::session::Session;
 use crate::node::Node;
@@ -71,6 +72,22 @@ impl Streaming {
             *self = Self::Done;
         }
         whole
+    }
+
+    /// Why the guest's end is no end for the operator: as long as disks follow, what it left of them is at two nodes.
+    pub(super) fn explain(&self, session: &Session, error: DestinationError) -> DestinationError {
+        let prepare = &session.journal.record().prepare;
+        match error {
+            DestinationError::QemuEnded { log }
+                if prepare.spec.disks_after && !matches!(self, Self::Done) =>
+            {
+                let paths = images::paths(prepare);
+                let images: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+                let source_node = prepare.source.clone();
+                DestinationError::EndedBeforeDisks { source_node, images: images.join(", "), log }
+            }
+            other => other,
+        }
     }
 }
 

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use vmove_skip::need;
-use vmove_tests::disks::{DISK, Moved, blank, busy, drive, for_qemu, guest_on, node, qemu_img};
+use vmove_tests::disks::{DISK, Moved, OPERATOR, blank, busy, drive, for_qemu, guest_on, node, qemu_img};
+use vmove_tests::monitor::Monitor;
 use vmove_tests::sandbox::Sandbox;
-use vmove_tests::scene::{NAME, Scene, ready, vmove};
+use vmove_tests::scene::{NAME, Scene, gone_from, ready, vmove};
 
 use super::disks::{info, tool};
 
@@ -105,6 +106,41 @@ fn nothing_of_the_source_is_needed_in_the_end() {
         vmove_tests::disks::works(&moved.scene.b, NAME).expect("it works on its disk");
         is_whole(&moved, &moved.images()[1], &format!("{PATTERN_AT} 8M"));
     }
+}
+
+/// The guest shuts down before its disk is all there: what it left is in two images, which [the guide](../../../docs/guides/disks.md) makes one.
+#[test]
+fn the_disk_of_a_guest_that_ended_too_early_is_put_together_as_the_guide_says() {
+    need!(ready());
+    need!(qemu_img());
+    let moved = large();
+    let options = moved.options().expect("options");
+    let mut words: Vec<&str> = options.iter().map(String::as_str).collect();
+    words.extend_from_slice(&["--disks-after", "--mode", "postcopy", "--bandwidth", "64Mbit"]);
+    let id = moved.scene.start(&words).expect("it begins");
+    moved.scene.reach(&id, "disks-after").expect("the disk follows");
+    vmove_tests::disks::works(&moved.scene.b, NAME).expect("it works on its disk there");
+    let operator = moved.scene.b.vm(NAME).expect("a VM").dir.join(OPERATOR);
+    Monitor::connect(&operator).expect("a monitor").run("quit", Value::Null).expect("QEMU ends");
+    let end = vmove(&moved.scene.a, &["status", &id, "--follow"]).expect("an end");
+    let [here, there] = moved.images();
+    let told = format!("{} here lies over its image at a, and neither is whole alone", there.display());
+    assert!(end.code == 4 && end.said.contains(&told), "{} {}", end.answer, end.said);
+    for node in [&moved.scene.a, &moved.scene.b] {
+        node.ask(&["stop", "--force", NAME]).expect("nothing is kept of the guest");
+        gone_from(node).expect("it has gone");
+    }
+    let (copy, lies_over) = (there.with_file_name("copy.raw"), info(&there)["backing-filename"].clone());
+    assert!(here.is_file() && lies_over.is_string(), "{lies_over} {:?}", moved.files());
+    std::fs::copy(&here, &copy).expect("it is copied");
+    let below = copy.to_str().expect("a path");
+    tool("qemu-img", &["rebase", "-u", "-f", "qcow2", "-F", "raw", "-b", below], &there);
+    tool("qemu-img", &["rebase", "-f", "qcow2", "-b", ""], &there);
+    std::fs::remove_file(&copy).expect("it is of no use any more");
+    tool("qemu-img", &["check", "-q"], &there);
+    let read = format!("read -P 7 {PATTERN_AT} 464M");
+    let said = tool("qemu-io", &["-r", "-f", "qcow2", "-c", &read], &there);
+    assert!(!said.contains("failed"), "{said}");
 }
 
 fn refused(scene: &Scene, options: &[&str]) -> (i32, String) {
