@@ -5,6 +5,7 @@ use vmove_types::disk::DiskReport;
 use vmove_types::disk_latency::{DiskIo, DiskLatency};
 use vmove_types::time::Mono;
 
+use crate::giving_way::{GivingWay, Requests};
 use crate::vmm::LeavingMonitor;
 
 /// Over how long the present figures are taken, at least: a guest that does little would have none otherwise.
@@ -72,7 +73,13 @@ impl DiskIoWatch {
             before: first.as_ref().map(DiskCounters::since_start),
             during: last.zip(first).and_then(|(last, first)| last.since(&first)),
             after: None,
+            gave_way: None,
         }
+    }
+
+    /// Tells the rate of the copies what the guest has done by now, beside so many bytes that were copied.
+    pub(crate) fn show(&self, pace: &mut GivingWay, copied: u64) {
+        pace.look(Mono::now(), Requests::between(&self.first, &self.last), copied);
     }
 }
 

@@ -52,6 +52,8 @@ mod formats;
 #[cfg(not(loom))]
 mod frames;
 #[cfg(not(loom))]
+mod giving_way;
+#[cfg(not(loom))]
 mod group;
 #[cfg(not(loom))]
 pub mod groups;

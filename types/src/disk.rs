@@ -79,6 +79,67 @@ impl FromStr for SourceDisks {
     }
 }
 
+/// The share of its pace that a guest keeps at its disks while they are copied: the copies are slowed down as far as that takes.
+///
+/// Unit: per cent, 0 to 95; default 75. 0: the disks are copied as fast as they can be. Pace is how many requests the guest gets done in a time, one
+/// after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub struct DiskPace(u8);
+
+impl DiskPace {
+    /// The largest: a copy must end, too.
+    const MOST: u8 = 95;
+
+    /// In per cent.
+    #[must_use]
+    pub const fn percent(self) -> u8 {
+        self.0
+    }
+}
+
+impl Default for DiskPace {
+    fn default() -> Self {
+        Self(75)
+    }
+}
+
+impl TryFrom<u8> for DiskPace {
+    type Error = String;
+
+    fn try_from(percent: u8) -> Result<Self, String> {
+        if percent > Self::MOST {
+            return Err(format!(
+                "expected a pace of 0 to {} per cent of the guest's requests to its disks, found {percent}: the copies need the rest",
+                Self::MOST
+            ));
+        }
+        Ok(Self(percent))
+    }
+}
+
+impl From<DiskPace> for u8 {
+    fn from(pace: DiskPace) -> Self {
+        pace.0
+    }
+}
+
+impl FromStr for DiskPace {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.strip_suffix('%').unwrap_or(text);
+        let percent = digits.parse::<u8>();
+        percent.map_err(|_| format!("expected a percentage such as 75%, found {text:?}"))?.try_into()
+    }
+}
+
+impl fmt::Display for DiskPace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}%", self.0)
+    }
+}
+
 /// What it costs if the source is lost while disks follow their guest.
 #[must_use]
 pub fn cost_of_disks_after(source: &str, destination: &str) -> String {
@@ -108,6 +169,9 @@ pub struct DiskProgress {
     /// The guest's requests to it over the last second or so; `None` before that.
     #[serde(default)]
     pub io: Option<DiskIo>,
+    /// It is copied more slowly than it could be, for the guest's requests.
+    #[serde(default)]
+    pub gives_way: bool,
 }
 
 /// What became of a disk that moved.
@@ -200,6 +264,11 @@ mod tests {
         for bad in ["vda", "=/x", "vda=relative", "vda="] {
             assert!(bad.parse::<DiskPlace>().unwrap_err().contains("NAME=/ABSOLUTE/PATH"), "{bad}");
         }
+        assert_eq!("90%".parse::<DiskPace>().map(DiskPace::percent), Ok(90));
+        assert_eq!("0".parse::<DiskPace>().map(|pace| pace.to_string()), Ok("0%".to_owned()));
+        assert!("100%".parse::<DiskPace>().unwrap_err().contains("0 to 95"));
+        assert!("fast".parse::<DiskPace>().unwrap_err().contains("such as 75%"));
+        assert!(serde_json::from_str::<DiskPace>("96").unwrap_err().to_string().contains("0 to 95"));
         assert_eq!("delete".parse(), Ok(SourceDisks::Delete));
         assert!("move".parse::<SourceDisks>().unwrap_err().contains("keep or delete"));
     }

@@ -16,6 +16,20 @@ pub struct DiskLatency {
     /// After that: until the destination had all of a guest that has moved, or until now for a disk that moved on its host. `None` if that is not
     /// known.
     pub after: Option<DiskIo>,
+    /// What its copy left to the guest; `None` if that was not measured: nothing was to be kept, or the guest hardly used its disks.
+    pub gave_way: Option<GaveWay>,
+}
+
+/// How the copies of a guest's disks gave way to its requests: all disks that are copied together have the same.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(default)]
+pub struct GaveWay {
+    /// The share of its pace that the guest kept while disks were copied, 0 to 1: what its requests took while the copies rested, by what they took
+    /// between the rests.
+    pub kept_pace: f64,
+    /// How long copies rested, or went slower than they could, in milliseconds.
+    pub held_back_ms: f64,
 }
 
 /// Requests of a guest to a disk over some time.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::disk::{DiskProgress, SourceDisks};
+use crate::disk::{DiskPace, DiskProgress, SourceDisks};
 use crate::disk_latency::DiskLatency;
 
 /// `POST /v1/vms/{name}/disks/{disk}/move`.
@@ -15,6 +15,10 @@ pub struct MoveDiskRequest {
     /// Limit of the copy in bytes per second.
     #[serde(default)]
     pub bandwidth: Option<u64>,
+    /// The share of its pace that the guest keeps at the disk meanwhile. Per cent, 0 to 95; default 75.
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schema(value_type = u8))]
+    pub disk_pace: DiskPace,
     /// What becomes of the old image in the end.
     #[serde(default)]
     pub source_disks: SourceDisks,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args};
-use vmove_types::disk::SourceDisks;
+use vmove_types::disk::{DiskPace, SourceDisks};
 use vmove_types::units;
 
 /// Arguments of `disks`.
@@ -49,6 +49,10 @@ pub struct MoveDisk {
     /// Cap on the copy, such as 10Gbit or 1GiB per second [default: none]
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate, requires = "to")]
     pub bandwidth: Option<u64>,
+    /// Share of its pace that the guest keeps at the disk meanwhile, 0 to 95 %: the copy gives way as far as that takes. 0% copies it as fast as it
+    /// goes
+    #[arg(long, value_name = "PERCENT", default_value_t, requires = "to")]
+    pub disk_pace: DiskPace,
     /// What becomes of the old image in the end: it is renamed (`.moved-ID`), or deleted
     #[arg(long, value_name = "WHAT", default_value = "keep",
           value_parser = PossibleValuesParser::new(["keep", "delete"]).try_map(|s| s.parse::<SourceDisks>()))]

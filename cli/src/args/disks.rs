@@ -2,7 +2,7 @@
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use vmove_types::disk::{DiskPlace, SourceDisks};
+use vmove_types::disk::{DiskPace, DiskPlace, SourceDisks};
 
 /// Of `check` and `migrate`.
 #[derive(Debug, Args)]
@@ -28,4 +28,8 @@ pub struct MovedDiskArgs {
     #[arg(long, value_name = "WHAT", default_value = "keep",
           value_parser = PossibleValuesParser::new(["keep", "delete"]).try_map(|s| s.parse::<SourceDisks>()))]
     pub source_disks: SourceDisks,
+    /// Share of its pace that the guest keeps at its disks while they are copied, 0 to 95 %: the copies give way as far as that takes. 0% copies
+    /// them as fast as it goes
+    #[arg(long, value_name = "PERCENT", default_value_t, requires = "disks")]
+    pub disk_pace: DiskPace,
 }

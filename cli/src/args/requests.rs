@@ -62,6 +62,7 @@ impl Migrate {
             disks: self.disks.which.disks.clone(),
             disk_map: self.disks.which.disk_map.clone(),
             disks_after: self.disks.which.disks_after,
+            disk_pace: self.disks.disk_pace,
             source_disks: self.disks.source_disks,
             visit: default.visit,
             go_home: self.go_home.go_home(),

@@ -280,7 +280,8 @@ fn disk(disk: &DiskProgress, end: &str) -> String {
     };
     let io = disk.io.as_ref().map(present).filter(|io| !io.is_empty());
     let io = io.map(|io| format!(", the guest's {io}")).unwrap_or_default();
-    format!("{name}: {rest}{io}")
+    let gives_way = if disk.gives_way && !disk.in_step { ", gives way to the guest" } else { "" };
+    format!("{name}: {rest}{gives_way}{io}")
 }
 
 #[cfg(test)]
@@ -333,6 +334,7 @@ mod tests {
             bytes_done: 1 << 20,
             rate_bytes_per_s: 1e6,
             io: None,
+            gives_way: !in_step,
             eta_ms: Some(1000.0).filter(|_| !in_step),
             in_step,
         };
@@ -340,12 +342,12 @@ mod tests {
         (progress.phase, progress.disks) = (Phase::Disks, vec![disk("vda", false), disk("vdb", true)]);
         assert_eq!(
             line(&progress),
-            "disks, vda: 1.00 MiB of 2.00 MiB, 976.56 KiB/s, 1.00 s left, vdb: in step"
+            "disks, vda: 1.00 MiB of 2.00 MiB, 976.56 KiB/s, 1.00 s left, gives way to the guest, vdb: in step"
         );
         progress.phase = Phase::DisksAfter;
         assert_eq!(
             line(&progress),
-            "running at the destination; disks 50 % across, vda: 1.00 MiB of 2.00 MiB, 976.56 KiB/s, 1.00 s left, vdb: all there"
+            "running at the destination; disks 50 % across, vda: 1.00 MiB of 2.00 MiB, 976.56 KiB/s, 1.00 s left, gives way to the guest, vdb: all there"
         );
     }
 

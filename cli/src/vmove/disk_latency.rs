@@ -1,6 +1,6 @@
 //! How long a guest's requests to its disks took, in words and cells.
 
-use vmove_types::disk_latency::{DiskIo, DiskLatency, IoLatency};
+use vmove_types::disk_latency::{DiskIo, DiskLatency, GaveWay, IoLatency};
 use vmove_types::units::format_ms;
 
 /// The share of requests for which a time is told, where QEMU kept a histogram.
@@ -30,8 +30,20 @@ pub fn told(latency: &DiskLatency) -> Option<String> {
         };
         format!("{name} took {}", periods.iter().map(told).collect::<Vec<_>>().join(", "))
     });
-    let kinds: Vec<String> = kinds.collect();
+    let mut kinds: Vec<String> = kinds.collect();
+    kinds.extend(latency.gave_way.as_ref().map(gave_way));
     Some(if kinds.is_empty() { "the guest made no requests".to_owned() } else { kinds.join("; ") })
+}
+
+/// What a copy that gave way left to the guest, and what it cost itself.
+fn gave_way(way: &GaveWay) -> String {
+    let kept = format!("it kept {} of its pace while disks were copied", share(way));
+    let held = way.held_back_ms;
+    if held > 0.0 { format!("{kept}, which held them back for {}", format_ms(held)) } else { kept }
+}
+
+fn share(way: &GaveWay) -> String {
+    format!("{:.0} %", way.kept_pace * 100.0)
 }
 
 /// Rows of a table with [`HEAD`]: one for each kind of requests that the guest made.
@@ -49,14 +61,25 @@ pub fn rows(disk: &str, latency: &DiskLatency) -> Vec<Vec<String>> {
         }
         let most = latency.during.as_ref().and_then(of).and_then(|of| of.within_ms(MOST));
         cells.push(most.map_or_else(|| "-".to_owned(), time));
+        cells.push(latency.gave_way.as_ref().map_or_else(|| "-".to_owned(), share));
         cells
     };
     made(&periods).map(row).collect()
 }
 
 /// The columns of [`rows`].
-pub const HEAD: [&str; 9] =
-    ["DISK", "REQUESTS", "BEFORE", "COUNT", "DURING", "COUNT", "AFTER", "COUNT", "99 % DURING WITHIN"];
+pub const HEAD: [&str; 10] = [
+    "DISK",
+    "REQUESTS",
+    "BEFORE",
+    "COUNT",
+    "DURING",
+    "COUNT",
+    "AFTER",
+    "COUNT",
+    "99 % DURING WITHIN",
+    "PACE KEPT",
+];
 
 /// The kinds of requests that the guest made at any time.
 fn made(periods: &Periods<'_>) -> impl Iterator<Item = Kind> {
@@ -67,7 +90,7 @@ fn made(periods: &Periods<'_>) -> impl Iterator<Item = Kind> {
 type Periods<'a> = [(&'static str, Option<&'a DiskIo>); 3];
 
 fn periods(latency: &DiskLatency) -> Periods<'_> {
-    let DiskLatency { before, during, after } = latency;
+    let DiskLatency { before, during, after, .. } = latency;
     [("before", before.as_ref()), ("during", during.as_ref()), ("after", after.as_ref())]
 }
 
@@ -102,16 +125,17 @@ mod tests {
             before: Some(writes(8, 0.25)),
             during: Some(writes(100, 12.5)),
             after: Some(DiskIo::default()),
+            gave_way: Some(GaveWay { kept_pace: 0.784, held_back_ms: 1500.0 }),
         };
         assert_eq!(
             told(&latency).as_deref(),
             Some(
-                "writes took 0.25 ms before (8, 99 % within 2.00 ms), 12.5 ms during (100, 99 % within 2.00 ms), none after"
+                "writes took 0.25 ms before (8, 99 % within 2.00 ms), 12.5 ms during (100, 99 % within 2.00 ms), none after; it kept 78 % of its pace while disks were copied, which held them back for 1.50 s"
             )
         );
         let row = &rows("vda", &DiskLatency { before: None, ..latency })[0];
         assert_eq!(row[..6], ["vda", "writes", "unknown", "?", "12.5 ms", "100"]);
-        assert_eq!(row.len(), HEAD.len());
+        assert_eq!((row.len(), row[9].as_str()), (HEAD.len(), "78 %"));
         assert_eq!(present(&writes(1, 1.0)), "writes 1.00 ms");
     }
 }

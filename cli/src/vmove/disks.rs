@@ -100,6 +100,7 @@ pub async fn move_disk(client: &Client, args: &MoveDisk, json: bool) -> Result<E
     let request = MoveDiskRequest {
         to: to.to_str().ok_or_else(not_utf8)?.to_owned(),
         bandwidth: args.bandwidth,
+        disk_pace: args.disk_pace,
         source_disks: args.source_disks,
     };
     let begun = client.move_disk(vm, disk, &request).await?;

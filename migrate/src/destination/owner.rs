@@ -542,6 +542,7 @@ impl Owner {
             return Ok(false);
         }
         figures.disk_io = self.flushing.disk_io(prepare);
+        figures.gave_way = self.streaming.gave_way();
         Ok(true)
     }
 

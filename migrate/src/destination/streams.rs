@@ -10,17 +10,19 @@ use vmove_node::record::VmRecord;
 use vmove_qmp::QmpError;
 use vmove_qmp::disks::StreamState;
 use vmove_types::disk::DiskProgress;
+use vmove_types::disk_latency::GaveWay;
 use vmove_types::problem::chain;
 use vmove_types::time::Mono;
 
 use super::error::DestinationError;
 use super::images;
 use super::session::Session;
+use crate::giving_way::{GivingWay, Requests};
 use crate::node::Node;
 use crate::vmm::ArrivingMonitor;
 
-/// How often it is looked how far they are.
-const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// How often it is looked how far they are, and whether the guest is held up.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// Until QEMU is asked again after an error.
 const TRY_AGAIN: Duration = Duration::from_secs(2);
 
@@ -29,8 +31,8 @@ const TRY_AGAIN: Duration = Duration::from_secs(2);
 pub(super) enum Streaming {
     NotYet,
     UnderWay(Work),
-    /// Nothing; or no disk follows.
-    Done,
+    /// Nothing; or no disk follows. How that gave way to the guest, as far as this process knows.
+    Done(Option<GaveWay>),
 }
 
 /// A task, which ends with this.
@@ -46,6 +48,7 @@ struct Seen {
     disks: Vec<DiskProgress>,
     whole: bool,
     warning: Option<String>,
+    gave_way: Option<GaveWay>,
 }
 
 impl Drop for Work {
@@ -58,10 +61,10 @@ impl Streaming {
     /// Whether all disks are here. Begins to bring them if that has not been done, and shows how far that is.
     pub(super) fn is_done(&mut self, session: &Session) -> bool {
         if matches!(self, Self::NotYet) {
-            *self = Work::begin(session).map_or(Self::Done, Self::UnderWay);
+            *self = Work::begin(session).map_or(Self::Done(None), Self::UnderWay);
         }
         let Self::UnderWay(work) = self else { return true };
-        let Seen { disks, whole, warning } = work.seen.borrow_and_update().clone();
+        let Seen { disks, whole, warning, gave_way } = work.seen.borrow_and_update().clone();
         session.publisher.update(|p| {
             p.disks = disks;
             if warning != p.warning {
@@ -69,7 +72,7 @@ impl Streaming {
             }
         });
         if whole {
-            *self = Self::Done;
+            *self = Self::Done(gave_way);
         }
         whole
     }
@@ -79,7 +82,7 @@ impl Streaming {
         let prepare = &session.journal.record().prepare;
         match error {
             DestinationError::QemuEnded { log }
-                if prepare.spec.disks_after && !matches!(self, Self::Done) =>
+                if prepare.spec.disks_after && !matches!(self, Self::Done(_)) =>
             {
                 let paths = images::paths(prepare);
                 let images: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
@@ -88,6 +91,11 @@ impl Streaming {
             }
             other => other,
         }
+    }
+
+    /// How the disks gave way to the guest when they came.
+    pub(super) fn gave_way(&self) -> Option<GaveWay> {
+        if let Self::Done(gave_way) = self { gave_way.clone() } else { None }
     }
 }
 
@@ -100,14 +108,16 @@ impl Work {
         }
         let (paths, names) = (images::paths(&record.prepare), images::names(&record.prepare));
         let vm = record.vm.clone()?;
-        let speed = record.prepare.spec.bandwidth.map_or(0, |limit| limit.0);
+        let spec = &record.prepare.spec;
+        let pace = GivingWay::new(spec.disk_pace.percent(), Mono::now());
         let (sender, seen) = watch::channel(Seen::default());
         let bringing = Bringing {
             node: Arc::clone(&session.node),
             source: record.prepare.source.clone(),
             vm,
             paths,
-            speed,
+            bandwidth: spec.bandwidth.map(|limit| limit.0),
+            pace,
             disks: names.into_iter().map(Followed::new).collect(),
         };
         Some(Self { task: vmove_node::task::spawn(bringing.run(sender)), seen })
@@ -120,7 +130,10 @@ struct Bringing {
     source: String,
     vm: VmRecord,
     paths: Vec<PathBuf>,
-    speed: u64,
+    /// Bytes per second at most.
+    bandwidth: Option<u64>,
+    /// How much of that is left to the guest.
+    pace: GivingWay,
     disks: Vec<Followed>,
 }
 
@@ -141,7 +154,7 @@ impl Bringing {
                 Err(error) => {
                     monitor = None;
                     let disks = sender.borrow().disks.clone();
-                    Seen { disks, whole: false, warning: Some(self.stuck(&chain(&error))) }
+                    Seen { disks, warning: Some(self.stuck(&chain(&error))), ..Seen::default() }
                 }
             };
             let pause = if seen.warning.is_some() { TRY_AGAIN } else { LOOK_INTERVAL };
@@ -163,14 +176,21 @@ impl Bringing {
     }
 
     async fn look(
-        &self,
+        &mut self,
         monitor: &mut Option<Arc<dyn ArrivingMonitor>>,
     ) -> Result<Vec<StreamState>, QmpError> {
         let at = match monitor {
             Some(monitor) => monitor,
             None => monitor.insert(self.node.config.vmm.reconnect(&self.vm).await?),
         };
-        at.bring_disks(&self.paths, self.speed).await
+        let limits = [self.bandwidth, self.pace.speed()];
+        let states = at.bring_disks(&self.paths, limits.into_iter().flatten().min().unwrap_or(0)).await?;
+        // Nothing waits for want of it.
+        if let Ok(io) = at.io_of_images(&self.paths).await {
+            let copied = states.iter().map(|state| state.done).sum();
+            self.pace.look(Mono::now(), Requests::of(io), copied);
+        }
+        Ok(states)
     }
 
     fn stuck(&self, why: &str) -> String {
@@ -182,13 +202,15 @@ impl Bringing {
 
     fn seen(&mut self, states: &[StreamState]) -> Seen {
         let now = Mono::now();
-        let disks =
-            self.disks.iter_mut().zip(states).map(|(disk, state)| disk.progress(state, now)).collect();
+        let gives_way = self.pace.holds_back();
+        let disks = self.disks.iter_mut().zip(states);
+        let disks = disks.map(|(disk, state)| disk.progress(state, gives_way, now)).collect();
         let error = states.iter().find_map(|state| state.error.as_deref());
         Seen {
             disks,
             whole: states.iter().all(|state| state.whole),
             warning: error.map(|why| self.stuck(why)),
+            gave_way: self.pace.told(),
         }
     }
 }
@@ -198,7 +220,7 @@ impl Followed {
         Self { name, looked: None, rate: 0.0 }
     }
 
-    fn progress(&mut self, state: &StreamState, now: Mono) -> DiskProgress {
+    fn progress(&mut self, state: &StreamState, gives_way: bool, now: Mono) -> DiskProgress {
         let (since, bytes) = *self.looked.get_or_insert((now, state.done));
         let took = now.since(since);
         if took >= LOOK_INTERVAL {
@@ -214,6 +236,7 @@ impl Followed {
             eta_ms: (self.rate > 0.0 && !state.whole).then(|| left / self.rate * 1e3),
             in_step: state.whole,
             io: None,
+            gives_way: gives_way && !state.whole,
         }
     }
 }

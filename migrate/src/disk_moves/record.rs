@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use vmove_node::peer::SessionId;
 use vmove_node::record::VmRecord;
 use vmove_qmp::disks::DiskCounters;
-use vmove_types::disk::{DiskProgress, SourceDisks};
+use vmove_types::disk::{DiskPace, DiskProgress, SourceDisks};
 use vmove_types::disk_move::{DiskMove, DiskMoveState};
 
 use crate::records::LeftImage;
@@ -56,6 +56,11 @@ pub(super) struct MoveRecord {
     /// The old image was made for this VM alone, and goes when that ends.
     pub own: bool,
     pub source_disks: SourceDisks,
+    /// The most that the copy may take, in bytes per second.
+    #[serde(default)]
+    pub bandwidth: Option<u64>,
+    #[serde(default)]
+    pub disk_pace: DiskPace,
     /// The guest ran, and may stand still since the copy begins: then it runs again.
     pub stops_guest: bool,
     pub began_at: String,

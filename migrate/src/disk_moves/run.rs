@@ -14,6 +14,7 @@ use vmove_qmp::cmdline::{CommandLineError, NewImage};
 use vmove_qmp::disks::{MoveState, OldImage, has_moved};
 use vmove_qmp::{CommandLine, QmpError};
 use vmove_types::disk::SourceDisks;
+use vmove_types::disk_latency::DiskLatency;
 use vmove_types::disk_move::{DiskMove, DiskMoveState};
 use vmove_types::problem::chain;
 use vmove_types::time::Mono;
@@ -23,6 +24,7 @@ use super::record::{MoveRecord, Step};
 use crate::destination::images;
 use crate::disk_holds::Told;
 use crate::disk_io::DiskIoWatch;
+use crate::giving_way::GivingWay;
 use crate::node::Node;
 use crate::source::disk_copies::FirstPass;
 use crate::source::disks_aside::see_to;
@@ -62,14 +64,19 @@ pub(super) struct Mover {
     held: bool,
     /// What the guest does with the disk meanwhile.
     io: DiskIoWatch,
+    /// What the copy may take of that, and how fast QEMU was told to copy last.
+    pace: GivingWay,
+    speed: Option<Option<u64>>,
 }
 
 impl Mover {
     pub(super) fn new(node: Arc<Node>, journal: Journal<MoveRecord>, told: Arc<Told>) -> Self {
         let begun = Mono::now();
-        let MoveRecord { device, counted, .. } = journal.record();
+        let MoveRecord { device, counted, disk_pace, .. } = journal.record();
         let io = DiskIoWatch::going_on(vec![device.clone()], vec![counted.clone()]);
-        Self { node, journal, told, begun, looked: (begun, 0), pass: FirstPass::default(), held: false, io }
+        let pace = GivingWay::new(disk_pace.percent(), begun);
+        let (looked, pass) = ((begun, 0), FirstPass::default());
+        Self { node, journal, told, begun, looked, pass, held: false, io, pace, speed: None }
     }
 
     /// Follows a move in a task of its own: one that has just begun, or one that an earlier process of the daemon has left.
@@ -142,6 +149,7 @@ impl Mover {
             Some(MoveState::Copying { total, done, ready, in_step }) => {
                 self.tell_progress(total, done, ready);
                 self.count_io(monitor).await;
+                self.keep_speed(monitor, &id, done, ready).await?;
                 if (self.pass.is_outrun(total, done, ready) || ready) && !self.held {
                     monitor.hold_move_in_step(&id).await?;
                     self.held = true;
@@ -158,6 +166,26 @@ impl Mover {
             Some(MoveState::Ended(why)) => self.after_the_job(monitor, why).await,
             None => self.after_the_job(monitor, Some(UNKNOWN_JOB.to_owned())).await,
         }
+    }
+
+    /// Has QEMU copy as fast as the bandwidth and the guest let it, where that has changed. A copy that follows the guest is not held back.
+    async fn keep_speed(
+        &mut self,
+        monitor: &dyn LeavingMonitor,
+        id: &str,
+        done: u64,
+        ready: bool,
+    ) -> Result<(), QmpError> {
+        if !ready {
+            self.io.show(&mut self.pace, done);
+        }
+        let limits = [self.journal.record().bandwidth, self.pace.speed().filter(|_| !ready)];
+        let now = limits.into_iter().flatten().min();
+        if self.speed != Some(now) {
+            monitor.set_move_speed(id, now.unwrap_or(0)).await?;
+            self.speed = Some(now);
+        }
+        Ok(())
     }
 
     /// Notes that QEMU is about to be asked. Without that, a later process would not know that the guest may have either image.
@@ -329,7 +357,8 @@ impl Mover {
         self.io.look(monitor).await;
         self.told.update(|it| {
             it.progress.io = self.io.recent(0);
-            it.latency = self.io.told(0);
+            it.progress.gives_way = self.pace.holds_back();
+            it.latency = DiskLatency { gave_way: self.pace.told(), ..self.io.told(0) };
         });
     }
 

@@ -13,7 +13,7 @@ use vmove_node::peer::{SessionId, Token};
 use vmove_types::check::Blocker;
 use vmove_types::device::DeviceChoice;
 use vmove_types::disk::{DiskProgress, DiskVerified};
-use vmove_types::disk_latency::DiskIo;
+use vmove_types::disk_latency::{DiskIo, GaveWay};
 use vmove_types::go_home::GoHome;
 use vmove_types::progress::ArrivedBlock;
 use vmove_types::report::{CpuUse, FaultStats, Report, SlowFault, VisitEnd};
@@ -458,6 +458,9 @@ pub struct Complete {
     /// The guest's requests to the disks that moved since it runs here, by the disks' names.
     #[serde(default)]
     pub disk_io: Vec<(String, DiskIo)>,
+    /// How disks that followed the guest gave way to its requests.
+    #[serde(default)]
+    pub gave_way: Option<GaveWay>,
     /// Result of `--verify` for the disks that moved, by their names.
     #[serde(default)]
     pub verified_disks: Vec<(String, DiskVerified)>,

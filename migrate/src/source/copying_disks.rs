@@ -34,6 +34,7 @@ impl Warm {
             to: session.to(),
             vm_dir: &record.vm.vm_dir,
             bandwidth: record.spec.bandwidth,
+            pace: record.spec.disk_pace,
             hello: &|index| session.hello(LinkKind::Disk, index, record.token),
         };
         self.begins_copies = true;
@@ -61,18 +62,13 @@ impl Warm {
         interval: Duration,
         so_far: impl Fn(&CopyState) -> bool,
     ) -> Result<(), Stop> {
-        let mut ready = 0;
         loop {
             let bandwidth = session.spec().bandwidth;
             let Some(copies) = &mut session.copies else { return Ok(()) };
             let states = copies.look().await?;
             copies.catch_up(&states).await?;
             let progress = copies.progress(&states);
-            let now_ready = states.iter().filter(|state| state.ready).count();
-            if now_ready != ready && bandwidth.is_some() {
-                copies.share(bandwidth, &states).await?;
-            }
-            ready = now_ready;
+            copies.keep_speed(bandwidth, &states).await?;
             session.publisher.update(|p| p.disks = progress);
             if states.iter().all(&so_far) {
                 return Ok(());

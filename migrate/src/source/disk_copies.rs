@@ -19,13 +19,15 @@ use vmove_node::peer::{BoxedStream, Hello, PeerTarget, join_counted};
 use vmove_qmp::QmpError;
 use vmove_qmp::confine::Confinement;
 use vmove_qmp::disks::{CopyOrder, CopyState};
-use vmove_types::disk::{DiskProgress, DiskReport};
+use vmove_types::disk::{DiskPace, DiskProgress, DiskReport};
+use vmove_types::disk_latency::DiskLatency;
 use vmove_types::spec::Bandwidth;
 use vmove_types::time::Mono;
 
 use super::disk_choice::Moving;
 use super::error::SourceError;
 use crate::disk_io::DiskIoWatch;
+use crate::giving_way::GivingWay;
 use crate::node::Node;
 use crate::vmm::LeavingMonitor;
 
@@ -46,6 +48,8 @@ pub(super) struct Ground<'a> {
     pub vm_dir: &'a Path,
     /// Shared by the copies that have not reached their end.
     pub bandwidth: Option<Bandwidth>,
+    /// What the guest keeps of its pace meanwhile.
+    pub pace: DiskPace,
     /// How the destination is greeted for the disk of this number.
     pub hello: &'a (dyn Fn(u8) -> Hello + Sync),
 }
@@ -62,6 +66,26 @@ pub(super) struct DiskCopies {
     still: Duration,
     /// What the guest does with its disks meanwhile.
     io: DiskIoWatch,
+    /// What the copies may take of that.
+    pace: GivingWay,
+    /// By what QEMU was told last how fast it may copy.
+    speed: Speed,
+}
+
+/// What the speed of the copies follows from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Speed {
+    /// Of all that have not reached their end, in bytes per second.
+    all: Option<u64>,
+    /// How many have not.
+    copying: usize,
+}
+
+impl Speed {
+    /// Bytes per second of each; 0: no limit.
+    fn each(self) -> u64 {
+        self.all.map_or(0, |all| (all / self.copying.max(1) as u64).max(1))
+    }
 }
 
 #[derive(Debug)]
@@ -92,6 +116,8 @@ impl DiskCopies {
             wires: JoinSet::new(),
             begun: Mono::now(),
             still: Duration::ZERO,
+            pace: GivingWay::new(ground.pace.percent(), Mono::now()),
+            speed: Speed { all: ground.bandwidth.map(|bandwidth| bandwidth.0), copying: moving.len() },
         };
         let begun = copies.begin_all(&ground, moving).await;
         if let Err(error) = begun {
@@ -102,12 +128,11 @@ impl DiskCopies {
     }
 
     async fn begin_all(&mut self, ground: &Ground<'_>, moving: Vec<Moving>) -> Result<(), SourceError> {
-        let speed = share(ground.bandwidth, moving.len());
         let mut orders = Vec::new();
         for (number, moving) in moving.into_iter().enumerate() {
             orders.push(self.connect(ground, number, moving).await?);
         }
-        let begun = self.monitor.begin_copies(&orders, speed).await;
+        let begun = self.monitor.begin_copies(&orders, self.speed.each()).await;
         for order in &orders {
             // QEMU has connected, or will not.
             let _ = std::fs::remove_file(&order.socket);
@@ -118,6 +143,7 @@ impl DiskCopies {
         };
         self.still = begun.map_err(failed)?;
         self.begun = Mono::now();
+        self.pace = GivingWay::new(ground.pace.percent(), self.begun);
         Ok(())
     }
 
@@ -205,22 +231,34 @@ impl DiskCopies {
                 eta_ms: (disk.rate > 0.0 && !state.ready).then(|| left as f64 / disk.rate * 1e3),
                 in_step: state.ready,
                 io: self.io.recent(place),
+                gives_way: self.pace.holds_back(),
             }
         };
         self.disks.iter().zip(states).enumerate().map(told).collect()
     }
 
-    /// Shares the bandwidth anew among those that have not reached their end. What follows the guest is not held back.
-    pub(super) async fn share(
-        &self,
+    /// Has QEMU copy as fast as the bandwidth and the guest let it, where that has changed. What follows the guest is not held back.
+    pub(super) async fn keep_speed(
+        &mut self,
         bandwidth: Option<Bandwidth>,
         states: &[CopyState],
     ) -> Result<(), SourceError> {
         let copying = states.iter().filter(|state| !state.ready).count();
+        if copying > 0 {
+            let copied = states.iter().map(|state| state.done).sum();
+            self.io.show(&mut self.pace, copied);
+        }
+        let bandwidth = bandwidth.map(|bandwidth| bandwidth.0);
+        let limits = [bandwidth, self.pace.speed()];
+        let now = Speed { all: limits.into_iter().flatten().min(), copying };
+        if now == self.speed {
+            return Ok(());
+        }
         for state in states {
-            let speed = if state.ready { 0 } else { share(bandwidth, copying) };
+            let speed = if state.ready { 0 } else { now.each() };
             self.monitor.set_copy_speed(state.number, speed).await.map_err(SourceError::Monitor)?;
         }
+        self.speed = now;
         Ok(())
     }
 
@@ -271,7 +309,7 @@ impl DiskCopies {
                 sent_bytes: disk.sent.load(Ordering::Relaxed),
                 copy_ms: disk.copied_ms.unwrap_or_default(),
                 begin_pause_ms: self.still.as_secs_f64() * 1e3,
-                latency: self.io.told(place),
+                latency: DiskLatency { gave_way: self.pace.told(), ..self.io.told(place) },
                 ..DiskReport::default()
             }
         };
@@ -292,11 +330,6 @@ impl FirstPass {
         self.total = self.total.or(NonZeroU64::new(total));
         !ready && self.total.is_some_and(|total| done >= total.get())
     }
-}
-
-/// Of `--bandwidth`, for one of so many copies; 0 for no limit.
-fn share(bandwidth: Option<Bandwidth>, copies: usize) -> u64 {
-    bandwidth.map_or(0, |all| (all.0 / u64::try_from(copies.max(1)).unwrap_or(1)).max(1))
 }
 
 fn listen(confinement: &Confinement, socket: &Path) -> std::io::Result<UnixListener> {
@@ -332,9 +365,11 @@ mod tests {
     }
 
     #[test]
-    fn copies_share_the_bandwidth() {
-        assert_eq!(share(None, 3), 0);
-        assert_eq!(share(Some(Bandwidth(9 << 20)), 3), 3 << 20);
-        assert_eq!(share(Some(Bandwidth(9 << 20)), 0), 9 << 20);
+    fn copies_share_what_they_may_take() {
+        let each = |all, copying| Speed { all, copying }.each();
+        assert_eq!(each(None, 3), 0);
+        assert_eq!(each(Some(9 << 20), 3), 3 << 20);
+        assert_eq!(each(Some(9 << 20), 0), 9 << 20);
+        assert_eq!(each(Some(2), 3), 1, "0 would be no limit");
     }
 }

@@ -96,6 +96,9 @@ fn add_to_report(session: &mut Session, figures: &Complete) {
         session.report.disks = served.reports();
     }
     tell_after(&mut session.report.disks, &figures.disk_io);
+    for disk in session.report.disks.iter_mut().filter(|disk| disk.after) {
+        disk.latency.gave_way.clone_from(&figures.gave_way);
+    }
     tell_verified(&mut session.report.disks, &figures.verified_disks);
     let report = &mut session.report;
     if report.pages_zero == 0 {

@@ -103,6 +103,14 @@ pub trait MovesDisks: Send + Sync + fmt::Debug {
         Err(moves_none("blockdev-mirror"))
     }
 
+    /// Limits the copy of a move to so many bytes per second (0: no limit).
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    async fn set_move_speed(&self, _id: &str, _speed: u64) -> Result<(), QmpError> {
+        Err(moves_none("block-job-set-speed"))
+    }
+
     /// Where a move stands; `None` if QEMU knows nothing of it.
     ///
     /// # Errors

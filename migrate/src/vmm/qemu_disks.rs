@@ -73,6 +73,10 @@ impl MovesDisks for Monitor {
         disks::begin_move(self.client(), order, speed, first_writes(self.client())).await
     }
 
+    async fn set_move_speed(&self, id: &str, speed: u64) -> Result<(), QmpError> {
+        disks::set_move_speed(self.client(), id, speed).await
+    }
+
     async fn move_state(&self, id: &str) -> Result<Option<MoveState>, QmpError> {
         disks::move_state(self.client(), id).await
     }

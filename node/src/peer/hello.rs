@@ -26,7 +26,7 @@ use vmove_fabric::Class;
 /// First bytes of a greeting and of its answer.
 pub const MAGIC: [u8; 8] = *b"VMOVE\r\n\0";
 /// Version of everything between two daemons: greeting, control messages, page frames. Both must be equal.
-pub const PROTOCOL_VERSION: u16 = 14;
+pub const PROTOCOL_VERSION: u16 = 15;
 /// Longest node name in bytes.
 pub const MAX_NODE_NAME: usize = 64;
 const FIXED: usize = 45;

@@ -155,8 +155,7 @@ fn state(job: &Value) -> Option<CopyState> {
 /// # Errors
 /// [`QmpError`].
 pub async fn set_speed(client: &Client, number: usize, speed: u64) -> Result<(), QmpError> {
-    let arguments = json!({ "device": job_name(number), "speed": speed });
-    client.execute_raw("block-job-set-speed", arguments, TIMEOUT).await.map(drop)
+    mirror::set_speed(client, &job_name(number), speed).await
 }
 
 /// From here on the guest's writes go to both disks at once ([`Writes::AtOnce`]). QEMUs before 8.2 cannot change over: there a copy is begun

@@ -72,6 +72,15 @@ pub(super) async fn hold_in_step(client: &Client, job: &str) -> Result<(), QmpEr
     client.execute_raw("block-job-change", arguments, TIMEOUT).await.map(drop)
 }
 
+/// Limits a job to so many bytes per second; 0 for no limit. One that has ended has no speed: whoever asks how far it is hears why.
+pub(super) async fn set_speed(client: &Client, job: &str, speed: u64) -> Result<(), QmpError> {
+    let arguments = json!({ "device": job, "speed": speed });
+    match client.execute_raw("block-job-set-speed", arguments, TIMEOUT).await {
+        Err(error) if error.is_refusal() => Ok(()),
+        other => other.map(drop),
+    }
+}
+
 /// Whether this QEMU may lose what a guest writes while a mirror begins.
 #[must_use]
 pub fn loses_writes(version: &QemuVersion) -> bool {

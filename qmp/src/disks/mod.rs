@@ -33,8 +33,8 @@ pub use export::{ExportOrder, end_exports, export, flush};
 pub use fact::{DiskFact, disks};
 pub use mirror::{Writes, loses_writes};
 pub use relocate::{
-    MoveOrder, MoveState, OldImage, begin_move, close_old, has_moved, hold_move_in_step, move_state, switch,
-    undo_move,
+    MoveOrder, MoveState, OldImage, begin_move, close_old, has_moved, hold_move_in_step, move_state,
+    set_move_speed, switch, undo_move,
 };
 pub use stream::{StreamState, stream};
 

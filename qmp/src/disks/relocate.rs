@@ -98,6 +98,14 @@ fn node_name(id: &str) -> String {
     format!("{MOVED_NODE}{id}")
 }
 
+/// Limits the copy to so many bytes per second; 0 for no limit.
+///
+/// # Errors
+/// [`QmpError`].
+pub async fn set_move_speed(client: &Client, id: &str, speed: u64) -> Result<(), QmpError> {
+    mirror::set_speed(client, &job_name(id), speed).await
+}
+
 /// Begins to copy. `speed`: bytes per second, 0 for no limit. How long the guest stood still for it: with QEMUs that could lose its writes
 /// otherwise.
 ///

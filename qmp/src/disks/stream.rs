@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::TIMEOUT;
+use super::{TIMEOUT, mirror};
 use crate::{Client, QmpError};
 
 /// Jobs are called so, and with the number of the disk.
@@ -39,15 +39,29 @@ pub async fn stream(client: &Client, images: &[PathBuf], speed: u64) -> Result<V
     for (number, _) in disks.iter().enumerate().filter(|(_, disk)| disk.has_ended) {
         client.execute_raw("job-dismiss", json!({ "id": job_name(number) }), TIMEOUT).await?;
     }
-    let at_work = disks.iter().any(|disk| disk.is_at_work);
+    let at_work = disks.iter().position(|disk| disk.is_at_work);
+    if let Some(number) = at_work {
+        keep_speed(client, &job_name(number), speed).await?;
+    }
     let next = disks.iter().enumerate().find(|(_, disk)| !disk.state.whole && disk.state.error.is_none());
-    if let Some((number, disk)) = next.filter(|_| !at_work) {
+    if let Some((number, disk)) = next.filter(|_| at_work.is_none()) {
         let order = json!({
             "job-id": job_name(number), "device": disk.node, "speed": speed, "auto-dismiss": false,
         });
         client.execute_raw("block-stream", order, TIMEOUT).await?;
     }
     Ok(disks.into_iter().map(|disk| disk.state).collect())
+}
+
+/// Has a job that is at work go at this speed, if it does not already.
+async fn keep_speed(client: &Client, job: &str, speed: u64) -> Result<(), QmpError> {
+    let jobs = client.execute_raw("query-block-jobs", Value::Null, TIMEOUT).await?;
+    let is_it = |one: &&Value| one.get("device").and_then(Value::as_str) == Some(job);
+    let known = jobs.as_array().and_then(|jobs| jobs.iter().find(is_it)).and_then(|job| job.get("speed"));
+    match known.and_then(Value::as_u64) {
+        Some(known) if known != speed => mirror::set_speed(client, job, speed).await,
+        _ => Ok(()),
+    }
 }
 
 fn job_name(number: usize) -> String {

@@ -14,12 +14,13 @@ const KINDS: [&str; 2] = ["reads", "writes"];
 const SIDE_BYTES: u64 = 32 << 20;
 
 /// A guest that works on its disk, and has another one, in that folder, which it does not touch once it has booted.
-fn with_an_idle_disk() -> (Moved, PathBuf) {
+fn with_an_idle_disk(make: impl FnOnce(&Path)) -> (Moved, PathBuf) {
     let sandbox = Sandbox::new().expect("a sandbox");
     let folder = sandbox.folder("sides").expect("a folder");
     for_qemu(&folder).expect("it is given to QEMU");
     let side = folder.join("side.raw");
-    blank(&side, SIDE_BYTES).expect("an image");
+    make(&side);
+    for_qemu(&side).expect("it is given to QEMU");
     let moved = Moved::start_with(sandbox, "raw", |image| {
         let mut words = drive(image, "raw", "");
         words.extend(["-drive".to_owned(), format!("if=none,id=side0,format=raw,file={}", side.display())]);
@@ -54,7 +55,7 @@ fn to(moved: &Moved, image: &Path, more: &[&str]) -> Value {
 fn a_report_tells_how_long_requests_took_before_during_and_after_in_each_mode() {
     need!(ready());
     need!(qemu_img());
-    let (moved, folder) = with_an_idle_disk();
+    let (moved, folder) = with_an_idle_disk(|side| blank(side, SIDE_BYTES).expect("an image"));
     for mode in ["hybrid", "precopy", "postcopy"] {
         moved.works().expect("it works on its disk");
         let there = folder.join(format!("side-{mode}.raw"));
@@ -139,4 +140,30 @@ fn a_disk_that_gets_another_image_tells_how_long_its_requests_take() {
         );
     }
     assert!(stats(&moved).to_string().contains("[1000000,3000000]"), "{}", stats(&moved));
+}
+
+#[test]
+fn a_copy_gives_way_to_the_guests_requests_unless_it_is_told_not_to() {
+    need!(ready());
+    need!(qemu_img());
+    // Without holes, so that its copy takes seconds.
+    let noise = |side: &Path| {
+        let words =
+            (1..=48_u64 << 20).flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+        std::fs::write(side, words.collect::<Vec<u8>>()).expect("an image");
+    };
+    let (moved, folder) = with_an_idle_disk(noise);
+    for (pace, gives_way) in [("90%", true), ("0%", false)] {
+        moved.works().expect("it works on its disk");
+        let there = folder.join(format!("full-{pace}.raw"));
+        let place = format!("side0={}", there.display());
+        let options = ["--disk-map", &place, "--disk-pace", pace, "--source-disks", "delete"];
+        let report = moved.migrate(&options).expect("it moves");
+        let way = &report["disks"][0]["latency"]["gave_way"];
+        println!("{pace}: {way}");
+        assert_eq!(way.is_object(), gives_way, "{report}");
+        let held = way["held_back_ms"].as_f64().unwrap_or_default();
+        // It rested at least, to see what requests take then.
+        assert!(!gives_way || held >= 200.0, "{report}");
+    }
 }
