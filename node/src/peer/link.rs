@@ -1,5 +1,6 @@
 //! Connections between two daemons, as a session sees them. The daemon makes them; sessions use them.
 
+use std::any::Any;
 use std::fmt;
 
 use async_trait::async_trait;
@@ -10,8 +11,16 @@ use vmove_fabric::{Endpoint, FabricKind};
 use super::hello::{Hello, HelloError, Token};
 
 /// A byte stream to the peer: TCP, TLS over TCP.
-pub trait Stream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> Stream for T {}
+pub trait Stream: AsyncRead + AsyncWrite + Send + Sync + Unpin {
+    /// To find out which.
+    fn as_any(&self) -> &dyn Any;
+}
+
+impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin + 'static> Stream for T {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
 
 impl fmt::Debug for dyn Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -10,6 +10,7 @@ mod known;
 mod link;
 mod negotiate;
 mod policy;
+mod splice;
 
 pub use channel::Channel;
 pub use hello::{Hello, HelloError, LinkKind, MAX_NODE_NAME, PROTOCOL_VERSION, SessionId, Status, Token};
