@@ -28,6 +28,8 @@ mod coming;
 #[cfg(not(loom))]
 mod command;
 #[cfg(not(loom))]
+mod copy_rate;
+#[cfg(not(loom))]
 mod destination;
 #[cfg(not(loom))]
 mod devices;

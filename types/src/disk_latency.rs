@@ -16,7 +16,8 @@ pub struct DiskLatency {
     /// After that: until the destination had all of a guest that has moved, or until now for a disk that moved on its host. `None` if that is not
     /// known.
     pub after: Option<DiskIo>,
-    /// What its copy left to the guest; `None` if that was not measured: nothing was to be kept, or the guest hardly used its disks.
+    /// What its copy left to the guest; `None` if that was not measured: nothing was to be kept, or the guest waited for its disks for so little of its
+    /// time that it could not lose more than it may.
     pub gave_way: Option<GaveWay>,
 }
 
@@ -25,8 +26,8 @@ pub struct DiskLatency {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(default)]
 pub struct GaveWay {
-    /// The share of its pace that the guest kept while disks were copied, 0 to 1: what its requests took while the copies rested, by what they took
-    /// between the rests.
+    /// The share of its pace that the guest kept between the rests, 0 to 1: of its time without what it waited longer for its requests than while the
+    /// copies rested.
     pub kept_pace: f64,
     /// How long copies rested, or went slower than they could, in milliseconds.
     pub held_back_ms: f64,

@@ -6,7 +6,7 @@ use vmove_types::disk::DiskReport;
 use vmove_types::go_home::GoHome;
 use vmove_types::migration::MigrationList;
 use vmove_types::problem::Exit;
-use vmove_types::progress::{GoingHome, GuestPlace, MissingDevice, Outcome, Progress, Role};
+use vmove_types::progress::{GoingHome, GuestPlace, MissingDevice, Outcome, Phase, Progress, Role};
 use vmove_types::report::{
     DeviceTimes, FaultStats, HeadStartStats, HostCpuUse, NetworkStats, PhaseTime, Report, SlowFault, VisitEnd,
 };
@@ -144,6 +144,10 @@ pub fn describe(progress: &Progress) -> String {
                 GuestPlace::PausedAtSource => {
                     format!("\n  next: vmove recover {id}, on the source")
                 }
+                // What it left of its disks is at two nodes, and `reclaim` would write to one of them.
+                GuestPlace::PausedAtDestination if progress.phase == Phase::DisksAfter => format!(
+                    "\n  next: vmove recover {id}, on the source, if the guest lives; if it has ended there, see to its images before anything is started from them: {DISKS_GUIDE}"
+                ),
                 GuestPlace::PausedAtDestination => format!(
                     "\n  next: vmove recover {id}, on the source; if the destination has given up, too, there first\n  \
                      if its QEMU has ended there: vmove reclaim {id} --guest-is-lost, on the source, runs the copy that was stopped there"
@@ -193,6 +197,9 @@ fn place(guest: GuestPlace) -> &'static str {
         GuestPlace::Unknown => "is unknown",
     }
 }
+
+/// Where operators read how two images become one.
+const DISKS_GUIDE: &str = "docs/guides/disks.md, \"The guest first, its disks behind it\"";
 
 /// A fault that took longer is told of by itself.
 const SLOW_FAULT_US: f64 = 5000.0;
@@ -449,7 +456,6 @@ fn downtime(r: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use vmove_types::check::{Blocker, BlockerCode};
-    use vmove_types::progress::Phase;
 
     use super::*;
 
@@ -530,6 +536,9 @@ mod tests {
         let guest = GuestPlace::PausedAtDestination;
         let failed = progress(Outcome::Failed { error: "cut".to_owned(), guest, cancelled: false });
         assert!(describe(&failed).contains("vmove reclaim 42 --guest-is-lost"), "{}", describe(&failed));
+        let following = Progress { phase: Phase::DisksAfter, ..failed };
+        let said = describe(&following);
+        assert!(said.contains(DISKS_GUIDE) && !said.contains("reclaim"), "{said}");
     }
 
     #[test]

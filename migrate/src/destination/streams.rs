@@ -17,6 +17,7 @@ use vmove_types::time::Mono;
 use super::error::DestinationError;
 use super::images;
 use super::session::Session;
+use crate::copy_rate::CopyRate;
 use crate::giving_way::{GivingWay, Requests};
 use crate::node::Node;
 use crate::vmm::ArrivingMonitor;
@@ -109,15 +110,15 @@ impl Work {
         let (paths, names) = (images::paths(&record.prepare), images::names(&record.prepare));
         let vm = record.vm.clone()?;
         let spec = &record.prepare.spec;
-        let pace = GivingWay::new(spec.disk_pace.percent(), Mono::now());
+        let pace = GivingWay::new(spec.disk_pace, spec.bandwidth.map(|limit| limit.0));
         let (sender, seen) = watch::channel(Seen::default());
         let bringing = Bringing {
             node: Arc::clone(&session.node),
             source: record.prepare.source.clone(),
             vm,
             paths,
-            bandwidth: spec.bandwidth.map(|limit| limit.0),
             pace,
+            io: Requests::default(),
             disks: names.into_iter().map(Followed::new).collect(),
         };
         Some(Self { task: vmove_node::task::spawn(bringing.run(sender)), seen })
@@ -130,18 +131,16 @@ struct Bringing {
     source: String,
     vm: VmRecord,
     paths: Vec<PathBuf>,
-    /// Bytes per second at most.
-    bandwidth: Option<u64>,
-    /// How much of that is left to the guest.
+    /// How fast they may come.
     pace: GivingWay,
+    /// What the guest has done with them, as far as QEMU has told.
+    io: Requests,
     disks: Vec<Followed>,
 }
 
 struct Followed {
     name: String,
-    /// For the rate: when, and how much was dealt with then.
-    looked: Option<(Mono, u64)>,
-    rate: f64,
+    rate: CopyRate,
 }
 
 impl Bringing {
@@ -183,13 +182,13 @@ impl Bringing {
             Some(monitor) => monitor,
             None => monitor.insert(self.node.config.vmm.reconnect(&self.vm).await?),
         };
-        let limits = [self.bandwidth, self.pace.speed()];
-        let states = at.bring_disks(&self.paths, limits.into_iter().flatten().min().unwrap_or(0)).await?;
-        // Nothing waits for want of it.
+        let states = at.bring_disks(&self.paths, self.pace.speed().unwrap_or(0)).await?;
+        // Without an answer the guest has done nothing: so a rest ends all the same.
         if let Ok(io) = at.io_of_images(&self.paths).await {
-            let copied = states.iter().map(|state| state.done).sum();
-            self.pace.look(Mono::now(), Requests::of(io), copied);
+            self.io = Requests::of(io);
         }
+        let copied = states.iter().map(|state| state.done).sum();
+        self.pace.look(Mono::now(), self.io, copied);
         Ok(states)
     }
 
@@ -216,24 +215,19 @@ impl Bringing {
 }
 
 impl Followed {
-    const fn new(name: String) -> Self {
-        Self { name, looked: None, rate: 0.0 }
+    fn new(name: String) -> Self {
+        Self { name, rate: CopyRate::default() }
     }
 
     fn progress(&mut self, state: &StreamState, gives_way: bool, now: Mono) -> DiskProgress {
-        let (since, bytes) = *self.looked.get_or_insert((now, state.done));
-        let took = now.since(since);
-        if took >= LOOK_INTERVAL {
-            self.rate = state.done.saturating_sub(bytes) as f64 / took.as_secs_f64();
-            self.looked = Some((now, state.done));
-        }
-        let left = state.total.saturating_sub(state.done) as f64;
+        self.rate.look(now, state.done);
+        let left = state.total.saturating_sub(state.done);
         DiskProgress {
             name: self.name.clone(),
             bytes_total: state.total,
             bytes_done: state.done,
-            rate_bytes_per_s: if state.whole { 0.0 } else { self.rate },
-            eta_ms: (self.rate > 0.0 && !state.whole).then(|| left / self.rate * 1e3),
+            rate_bytes_per_s: if state.whole { 0.0 } else { self.rate.bytes_per_s() },
+            eta_ms: self.rate.eta_ms(left).filter(|_| !state.whole),
             in_step: state.whole,
             io: None,
             gives_way: gives_way && !state.whole,

@@ -207,7 +207,7 @@ impl DiskHold {
             format: if format == "qcow2" { "qcow2" } else { "raw" }.to_owned(),
             source_disks: request.source_disks,
             bandwidth: request.bandwidth,
-            disk_pace: request.disk_pace,
+            disk_pace: Some(request.disk_pace),
             stops_guest: runs,
             device: disk.fact.device.clone(),
             counted: None,

@@ -59,8 +59,9 @@ pub(super) struct MoveRecord {
     /// The most that the copy may take, in bytes per second.
     #[serde(default)]
     pub bandwidth: Option<u64>,
+    /// What the guest keeps of its pace. Journals of older versions have neither.
     #[serde(default)]
-    pub disk_pace: DiskPace,
+    pub disk_pace: Option<DiskPace>,
     /// The guest ran, and may stand still since the copy begins: then it runs again.
     pub stops_guest: bool,
     pub began_at: String,

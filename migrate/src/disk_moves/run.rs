@@ -21,6 +21,7 @@ use vmove_types::time::Mono;
 use vmove_types::vm::Running;
 
 use super::record::{MoveRecord, Step};
+use crate::copy_rate::CopyRate;
 use crate::destination::images;
 use crate::disk_holds::Told;
 use crate::disk_io::DiskIoWatch;
@@ -56,27 +57,26 @@ pub(super) struct Mover {
     journal: Journal<MoveRecord>,
     told: Arc<Told>,
     begun: Mono,
-    /// For the rate: when, and how much was dealt with then.
-    looked: (Mono, u64),
+    rate: CopyRate,
     /// As this process has seen it.
     pass: FirstPass,
     /// The guest writes to both images.
     held: bool,
     /// What the guest does with the disk meanwhile.
     io: DiskIoWatch,
-    /// What the copy may take of that, and how fast QEMU was told to copy last.
-    pace: GivingWay,
+    /// How fast it may be copied, and what QEMU was told last. Nothing of a move that an older vmoved began: QEMU keeps what it was told then.
+    pace: Option<GivingWay>,
     speed: Option<Option<u64>>,
 }
 
 impl Mover {
     pub(super) fn new(node: Arc<Node>, journal: Journal<MoveRecord>, told: Arc<Told>) -> Self {
         let begun = Mono::now();
-        let MoveRecord { device, counted, disk_pace, .. } = journal.record();
+        let MoveRecord { device, counted, bandwidth, disk_pace, .. } = journal.record();
         let io = DiskIoWatch::going_on(vec![device.clone()], vec![counted.clone()]);
-        let pace = GivingWay::new(disk_pace.percent(), begun);
-        let (looked, pass) = ((begun, 0), FirstPass::default());
-        Self { node, journal, told, begun, looked, pass, held: false, io, pace, speed: None }
+        let pace = disk_pace.map(|keep| GivingWay::new(keep, *bandwidth));
+        let (rate, pass) = (CopyRate::default(), FirstPass::default());
+        Self { node, journal, told, begun, rate, pass, held: false, io, pace, speed: None }
     }
 
     /// Follows a move in a task of its own: one that has just begun, or one that an earlier process of the daemon has left.
@@ -176,11 +176,11 @@ impl Mover {
         done: u64,
         ready: bool,
     ) -> Result<(), QmpError> {
+        let Some(pace) = &mut self.pace else { return Ok(()) };
         if !ready {
-            self.io.show(&mut self.pace, done);
+            self.io.show(pace, done);
         }
-        let limits = [self.journal.record().bandwidth, self.pace.speed().filter(|_| !ready)];
-        let now = limits.into_iter().flatten().min();
+        let now = if ready { self.journal.record().bandwidth } else { pace.speed() };
         if self.speed != Some(now) {
             monitor.set_move_speed(id, now.unwrap_or(0)).await?;
             self.speed = Some(now);
@@ -357,8 +357,9 @@ impl Mover {
         self.io.look(monitor).await;
         self.told.update(|it| {
             it.progress.io = self.io.recent(0);
-            it.progress.gives_way = self.pace.holds_back();
-            it.latency = DiskLatency { gave_way: self.pace.told(), ..self.io.told(0) };
+            let pace = self.pace.as_ref();
+            it.progress.gives_way = pace.is_some_and(GivingWay::holds_back) && !it.progress.in_step;
+            it.latency = DiskLatency { gave_way: pace.and_then(GivingWay::told), ..self.io.told(0) };
         });
     }
 
@@ -381,20 +382,13 @@ impl Mover {
     }
 
     fn tell_progress(&mut self, total: u64, done: u64, ready: bool) {
-        let (since, before) = self.looked;
-        let now = Mono::now();
-        let took = now.since(since);
-        let rate = (took >= LOOK_INTERVAL).then(|| done.saturating_sub(before) as f64 / took.as_secs_f64());
-        if rate.is_some() {
-            self.looked = (now, done);
-        }
+        self.rate.look(Mono::now(), done);
+        let rate = &self.rate;
         self.told.update(|it| {
             let told = &mut it.progress;
             (told.bytes_total, told.bytes_done, told.in_step) = (total, done, ready);
-            told.rate_bytes_per_s = rate.unwrap_or(told.rate_bytes_per_s);
-            let left = total.saturating_sub(done) as f64;
-            let going = told.rate_bytes_per_s > 0.0 && !ready;
-            told.eta_ms = going.then(|| left / told.rate_bytes_per_s * 1e3);
+            told.rate_bytes_per_s = rate.bytes_per_s();
+            told.eta_ms = rate.eta_ms(total.saturating_sub(done)).filter(|_| !ready);
         });
     }
 

@@ -63,12 +63,11 @@ impl Warm {
         so_far: impl Fn(&CopyState) -> bool,
     ) -> Result<(), Stop> {
         loop {
-            let bandwidth = session.spec().bandwidth;
             let Some(copies) = &mut session.copies else { return Ok(()) };
             let states = copies.look().await?;
             copies.catch_up(&states).await?;
             let progress = copies.progress(&states);
-            copies.keep_speed(bandwidth, &states).await?;
+            copies.keep_speed(&states).await?;
             session.publisher.update(|p| p.disks = progress);
             if states.iter().all(&so_far) {
                 return Ok(());

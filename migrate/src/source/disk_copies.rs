@@ -26,6 +26,7 @@ use vmove_types::time::Mono;
 
 use super::disk_choice::Moving;
 use super::error::SourceError;
+use crate::copy_rate::CopyRate;
 use crate::disk_io::DiskIoWatch;
 use crate::giving_way::GivingWay;
 use crate::node::Node;
@@ -96,9 +97,7 @@ struct Copying {
     pass: FirstPass,
     /// When it was ready for the first time, after the begin.
     copied_ms: Option<f64>,
-    /// For the rate: when, and how much was dealt with then.
-    looked: (Mono, u64),
-    rate: f64,
+    rate: CopyRate,
 }
 
 impl DiskCopies {
@@ -108,6 +107,7 @@ impl DiskCopies {
         monitor: &Arc<dyn LeavingMonitor>,
         moving: Vec<Moving>,
     ) -> Result<Self, SourceError> {
+        let pace = GivingWay::new(ground.pace, ground.bandwidth.map(|bandwidth| bandwidth.0));
         let devices = moving.iter().map(|moving| moving.device.clone()).collect();
         let mut copies = Self {
             io: DiskIoWatch::begin(&**monitor, devices).await,
@@ -116,8 +116,8 @@ impl DiskCopies {
             wires: JoinSet::new(),
             begun: Mono::now(),
             still: Duration::ZERO,
-            pace: GivingWay::new(ground.pace.percent(), Mono::now()),
-            speed: Speed { all: ground.bandwidth.map(|bandwidth| bandwidth.0), copying: moving.len() },
+            speed: Speed { all: pace.speed(), copying: moving.len() },
+            pace,
         };
         let begun = copies.begin_all(&ground, moving).await;
         if let Err(error) = begun {
@@ -143,7 +143,6 @@ impl DiskCopies {
         };
         self.still = begun.map_err(failed)?;
         self.begun = Mono::now();
-        self.pace = GivingWay::new(ground.pace.percent(), self.begun);
         Ok(())
     }
 
@@ -169,14 +168,12 @@ impl DiskCopies {
             socket,
             is_device: to.starts_with("/dev") && !to.starts_with("/dev/shm"),
         };
-        let looked = (self.begun, 0);
         self.disks.push(Copying {
             moving,
             sent,
             pass: FirstPass::default(),
             copied_ms: None,
-            looked,
-            rate: 0.0,
+            rate: CopyRate::default(),
         });
         Ok(order)
     }
@@ -198,12 +195,7 @@ impl DiskCopies {
             if state.ready && disk.copied_ms.is_none() {
                 disk.copied_ms = Some(now.ms_since(self.begun));
             }
-            let (since, bytes) = disk.looked;
-            let took = now.since(since);
-            if took >= LOOK_INTERVAL {
-                disk.rate = state.done.saturating_sub(bytes) as f64 / took.as_secs_f64();
-                disk.looked = (now, state.done);
-            }
+            disk.rate.look(now, state.done);
         }
         self.io.look(&*self.monitor).await;
         Ok(states)
@@ -227,30 +219,24 @@ impl DiskCopies {
                 name: disk.moving.told.name.clone(),
                 bytes_total: state.total,
                 bytes_done: state.done,
-                rate_bytes_per_s: disk.rate,
-                eta_ms: (disk.rate > 0.0 && !state.ready).then(|| left as f64 / disk.rate * 1e3),
+                rate_bytes_per_s: disk.rate.bytes_per_s(),
+                eta_ms: disk.rate.eta_ms(left).filter(|_| !state.ready),
                 in_step: state.ready,
                 io: self.io.recent(place),
-                gives_way: self.pace.holds_back(),
+                gives_way: self.pace.holds_back() && !state.ready,
             }
         };
         self.disks.iter().zip(states).enumerate().map(told).collect()
     }
 
     /// Has QEMU copy as fast as the bandwidth and the guest let it, where that has changed. What follows the guest is not held back.
-    pub(super) async fn keep_speed(
-        &mut self,
-        bandwidth: Option<Bandwidth>,
-        states: &[CopyState],
-    ) -> Result<(), SourceError> {
+    pub(super) async fn keep_speed(&mut self, states: &[CopyState]) -> Result<(), SourceError> {
         let copying = states.iter().filter(|state| !state.ready).count();
         if copying > 0 {
             let copied = states.iter().map(|state| state.done).sum();
             self.io.show(&mut self.pace, copied);
         }
-        let bandwidth = bandwidth.map(|bandwidth| bandwidth.0);
-        let limits = [bandwidth, self.pace.speed()];
-        let now = Speed { all: limits.into_iter().flatten().min(), copying };
+        let now = Speed { all: self.pace.speed(), copying };
         if now == self.speed {
             return Ok(());
         }

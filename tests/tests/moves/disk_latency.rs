@@ -153,7 +153,7 @@ fn a_copy_gives_way_to_the_guests_requests_unless_it_is_told_not_to() {
         std::fs::write(side, words.collect::<Vec<u8>>()).expect("an image");
     };
     let (moved, folder) = with_an_idle_disk(noise);
-    for (pace, gives_way) in [("90%", true), ("0%", false)] {
+    for (pace, gives_way) in [("95%", true), ("0%", false)] {
         moved.works().expect("it works on its disk");
         let there = folder.join(format!("full-{pace}.raw"));
         let place = format!("side0={}", there.display());

@@ -126,6 +126,7 @@ fn the_disk_of_a_guest_that_ended_too_early_is_put_together_as_the_guide_says() 
     let [here, there] = moved.images();
     let told = format!("{} here lies over its image at a, and neither is whole alone", there.display());
     assert!(end.code == 4 && end.said.contains(&told), "{} {}", end.answer, end.said);
+    assert!(!end.said.contains("guest-is-lost"), "it would write to what is below: {}", end.said);
     for node in [&moved.scene.a, &moved.scene.b] {
         node.ask(&["stop", "--force", NAME]).expect("nothing is kept of the guest");
         gone_from(node).expect("it has gone");
