@@ -5,7 +5,7 @@ use vmove_types::disk::DiskReport;
 use vmove_types::disk_latency::{DiskIo, DiskLatency};
 use vmove_types::time::Mono;
 
-use crate::giving_way::{GivingWay, Requests};
+use crate::giving_way::{Copying, GivingWay, Requests};
 use crate::vmm::LeavingMonitor;
 
 /// Over how long the present figures are taken, at least: a guest that does little would have none otherwise.
@@ -77,9 +77,9 @@ impl DiskIoWatch {
         }
     }
 
-    /// Tells the rate of the copies what the guest has done by now, beside so many bytes that were copied.
-    pub(crate) fn show(&self, pace: &mut GivingWay, copied: u64) {
-        pace.look(Mono::now(), Requests::between(&self.first, &self.last), copied);
+    /// Tells the rate of the copies what the guest has done by now, beside what was copied.
+    pub(crate) fn show(&self, pace: &mut GivingWay, copying: Copying) {
+        pace.look(Mono::now(), Requests::between(&self.first, &self.last), copying);
     }
 }
 

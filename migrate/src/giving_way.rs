@@ -28,8 +28,8 @@ const COPY_MOST: Duration = Duration::from_millis(3200);
 const BURST: f64 = (16 << 20) as f64;
 /// For QEMU to end what it has begun to copy: nothing more came for so long.
 const SETTLE: Duration = Duration::from_millis(100);
-/// How long a copy rests, and how long at most if the guest makes few requests meanwhile, or a last burst comes.
-const REST: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(1000));
+/// How long a copy rests, and how long with all that is waited for at most: a last burst, requests that the guest made before, few requests.
+const REST: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(2000));
 /// Of fewer requests little can be said.
 const FEW: u64 = 8;
 /// Bytes per second of all copies while they rest. Not nothing: a daemon that is killed then leaves them so.
@@ -48,6 +48,7 @@ const MARGIN: f64 = 0.9;
 pub(crate) struct Requests {
     reads: Kind,
     writes: Kind,
+    flushes: Kind,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -69,21 +70,30 @@ impl Requests {
         for io in disks.into_iter().flatten() {
             sum.reads.add(io.reads.as_ref());
             sum.writes.add(io.writes.as_ref());
+            sum.flushes.add(io.flushes.as_ref());
         }
         sum
     }
 
     fn since(self, earlier: Self) -> Self {
-        Self { reads: self.reads.since(earlier.reads), writes: self.writes.since(earlier.writes) }
+        Self {
+            reads: self.reads.since(earlier.reads),
+            writes: self.writes.since(earlier.writes),
+            flushes: self.flushes.since(earlier.flushes),
+        }
+    }
+
+    const fn kinds(self) -> [Kind; 3] {
+        [self.reads, self.writes, self.flushes]
     }
 
     fn count(self) -> u64 {
-        self.reads.count + self.writes.count
+        self.kinds().iter().map(|kind| kind.count).sum()
     }
 
     /// How long all of them took together, in milliseconds.
     fn ms(self) -> f64 {
-        self.reads.ms + self.writes.ms
+        self.kinds().iter().map(|kind| kind.ms).sum()
     }
 }
 
@@ -100,32 +110,38 @@ impl Kind {
     }
 }
 
-/// What one request takes alone, in milliseconds; `None` where that is not known.
+/// What one request of each kind takes alone, in milliseconds; `None` where that is not known.
 #[derive(Debug, Clone, Copy, Default)]
-struct Alone {
-    read: Option<f64>,
-    write: Option<f64>,
-}
+struct Alone([Option<f64>; 3]);
 
 impl Alone {
     fn learn(&mut self, rest: Requests) {
-        for (known, kind) in [(&mut self.read, rest.reads), (&mut self.write, rest.writes)] {
-            if kind.count > 0 {
-                let mean = kind.ms / kind.count as f64;
-                // Half of what was known before: single rests are short.
-                *known = Some(known.map_or(mean, |known| f64::midpoint(known, mean)));
-            }
+        for (known, kind) in self.0.iter_mut().zip(rest.kinds()).filter(|(_, kind)| kind.count > 0) {
+            let mean = kind.ms / kind.count as f64;
+            // Half of what was known before: single rests are short.
+            *known = Some(known.map_or(mean, |known| f64::midpoint(known, mean)));
         }
     }
 
-    /// How much longer these requests took than they would have alone, in milliseconds. Kinds that are not known count as no longer.
-    fn longer_ms(self, done: Requests) -> f64 {
-        let pairs = [(self.read, done.reads), (self.write, done.writes)];
+    /// How much longer these requests took than they would have alone, in milliseconds. Kinds that are not known count as no longer; nothing if none
+    /// is known.
+    fn longer_ms(self, done: Requests) -> Option<f64> {
         let longer = |(alone, kind): (Option<f64>, Kind)| {
-            alone.map_or(0.0, |alone| (kind.ms - alone * kind.count as f64).max(0.0))
+            alone.map(|alone| (kind.ms - alone * kind.count as f64).max(0.0))
         };
-        pairs.into_iter().map(longer).sum()
+        self.0.into_iter().zip(done.kinds()).filter_map(longer).reduce(|sum, one| sum + one)
     }
+}
+
+/// The copies that have not reached their end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Copying {
+    /// How many.
+    pub(crate) copies: usize,
+    /// Bytes that they have dealt with.
+    pub(crate) bytes: u64,
+    /// What the guest writes counts there, too: it waits for both disks.
+    pub(crate) guest_writes_both: bool,
 }
 
 /// What there is at a moment.
@@ -133,7 +149,7 @@ impl Alone {
 struct Mark {
     at: Mono,
     done: Requests,
-    copied: u64,
+    copying: Copying,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -157,9 +173,22 @@ struct Window {
     done: Requests,
     /// Bytes that were copied.
     copied: u64,
+    /// Of so many disks.
+    copies: usize,
+    guest_writes_both: bool,
 }
 
 impl Window {
+    /// Whether copies went on, as far as can be seen.
+    const fn went_on(self) -> bool {
+        self.copied > 0 && !self.guest_writes_both
+    }
+
+    /// What a request took.
+    fn mean(self) -> Duration {
+        Duration::from_secs_f64(self.done.ms() / 1e3 / self.done.count().max(1) as f64)
+    }
+
     /// Bytes per second.
     fn rate(self) -> f64 {
         self.copied as f64 / self.took.as_secs_f64().max(1e-3)
@@ -172,9 +201,9 @@ impl Window {
 
     /// The share of its pace that a guest has lost that makes one request after the other, or some at a time: what it waited longer, by all the time
     /// that it had.
-    fn loss(self, alone: Alone) -> f64 {
+    fn loss(self, alone: Alone) -> Option<f64> {
         let all = (self.took.as_secs_f64() * 1e3).max(self.done.ms()).max(1.0);
-        (alone.longer_ms(self.done) / all).min(1.0)
+        Some((alone.longer_ms(self.done)? / all).min(1.0))
     }
 }
 
@@ -233,19 +262,23 @@ impl GivingWay {
     }
 
     /// Takes note of what was done by now: the guest's requests, and bytes by the copies, both counted from any moment.
-    pub(crate) fn look(&mut self, now: Mono, done: Requests, copied: u64) {
+    pub(crate) fn look(&mut self, now: Mono, done: Requests, copying: Copying) {
         if self.may_lose >= 1.0 {
             return;
         }
-        let mark = Mark { at: now, done, copied };
-        let Some(since) = self.since else {
+        let mark = Mark { at: now, done, copying };
+        // Of others nothing that was counted before tells.
+        let Some(since) = self.since.filter(|since| since.copying.copies == copying.copies) else {
             self.since = Some(mark);
+            self.stage = Stage::Copying;
             return;
         };
         let window = Window {
             took: now.since(since.at),
             done: done.since(since.done),
-            copied: copied.saturating_sub(since.copied),
+            copied: copying.bytes.saturating_sub(since.copying.bytes),
+            copies: copying.copies,
+            guest_writes_both: copying.guest_writes_both,
         };
         if let Some(next) = self.next(now, window) {
             if !matches!(self.stage, Stage::Copying) || self.holds_back() {
@@ -258,30 +291,37 @@ impl GivingWay {
 
     /// What follows after such a window; nothing if it goes on.
     fn next(&mut self, now: Mono, window: Window) -> Option<Stage> {
-        let Window { took, done, copied } = window;
+        let (took, few) = (window.took, window.done.count() < FEW);
+        let may_go_on = |since: Mono| now.since(since) < REST.1;
         match self.stage {
-            Stage::Copying if took < self.stretch || (done.count() < FEW && took < COPY_MOST) => None,
+            Stage::Copying if took < self.least(window.copies) || (few && took < COPY_MOST) => None,
             Stage::Copying => Some(self.after_copying(now, window)),
             // Another burst.
-            Stage::Settling { copy, since } if copied > 0 && now.since(since) < REST.1 => {
+            Stage::Settling { copy, since } if window.went_on() && may_go_on(since) => {
                 Some(Stage::Settling { copy, since })
             }
-            Stage::Settling { .. } if took < SETTLE => None,
+            // What the guest has asked for before is not alone.
+            Stage::Settling { copy, since } if took < SETTLE.max(copy.mean()) && may_go_on(since) => None,
             Stage::Settling { copy, since } => Some(Stage::Resting { copy, since }),
-            Stage::Resting { copy, since } if copied > 0 && now.since(since) < REST.1 => {
+            Stage::Resting { copy, since } if window.went_on() && may_go_on(since) => {
                 Some(Stage::Settling { copy, since })
             }
-            Stage::Resting { since, .. }
-                if took < REST.0 || (done.count() < FEW && now.since(since) < REST.1) =>
-            {
-                None
-            }
+            Stage::Resting { since, .. } if took < REST.0 || (few && may_go_on(since)) => None,
             Stage::Resting { copy, .. } => {
-                self.alone.learn(done);
+                if !window.went_on() {
+                    self.alone.learn(window.done);
+                }
                 self.judge(copy);
                 Some(Stage::Copying)
             }
         }
+    }
+
+    /// How long copies go on at least until they are judged: as long as there are two bursts of each in it.
+    fn least(&self, copies: usize) -> Duration {
+        let bursts = 2.0 * BURST * copies.max(1) as f64;
+        let two = self.limit.map_or(Duration::ZERO, |limit| Duration::from_secs_f64(bursts / limit as f64));
+        self.stretch.max(two)
     }
 
     fn after_copying(&mut self, now: Mono, copy: Window) -> Stage {
@@ -296,7 +336,8 @@ impl GivingWay {
 
     /// Finds the next rate by what requests took in this window.
     fn judge(&mut self, copy: Window) {
-        let (loss, seconds) = (copy.loss(self.alone), copy.took.as_secs_f64());
+        let Some(loss) = copy.loss(self.alone) else { return };
+        let seconds = copy.took.as_secs_f64();
         self.told.judged += seconds;
         self.told.lost += loss * seconds;
         let factor = (MARGIN * self.may_lose / loss.max(0.01)).clamp(CHANGE.0, CHANGE.1);
@@ -306,10 +347,7 @@ impl GivingWay {
             self.change(copy.rate(), factor);
         }
         let is_settled = is_right || self.limit.is_none();
-        let bursts =
-            self.limit.map_or(Duration::ZERO, |limit| Duration::from_secs_f64(2.0 * BURST / limit as f64));
-        let stretch = if is_settled { self.stretch * 2 } else { COPY_LEAST };
-        self.stretch = stretch.max(bursts).min(COPY_MOST);
+        self.stretch = if is_settled { (self.stretch * 2).min(COPY_MOST) } else { COPY_LEAST };
     }
 
     /// Changes the rate of a copy that was at `rate`.
@@ -364,6 +402,10 @@ mod tests {
     }
 
     const TICK_MS: u64 = 10;
+
+    const fn one(bytes: u64) -> Copying {
+        Copying { copies: 1, bytes, guest_writes_both: false }
+    }
 
     /// As QEMU copies: a burst, and then a sleep as long as the limit asks for.
     #[derive(Default)]
@@ -423,9 +465,8 @@ mod tests {
                 half = (made, copier.copied);
             }
             if now_ms.is_multiple_of(100) {
-                let reads = Kind { count: made as u64, ms };
-                let done = Requests { reads, writes: Kind::default() };
-                pace.look(Mono(now_ms * 1_000_000), done, copier.copied as u64);
+                let done = Requests { reads: Kind { count: made as u64, ms }, ..Requests::default() };
+                pace.look(Mono(now_ms * 1_000_000), done, one(copier.copied as u64));
                 copier.set_speed(now_ms, pace.speed());
             }
         }
@@ -492,13 +533,49 @@ mod tests {
     }
 
     #[test]
+    fn what_is_judged_has_bursts_of_each_copy_in_it() {
+        let mut pace = GivingWay::new(DiskPace::default(), None);
+        assert_eq!(pace.least(4), COPY_LEAST);
+        pace.limit = Some(SLOWEST);
+        assert_eq!(pace.least(4), Duration::from_secs(8));
+    }
+
+    #[test]
+    fn other_copies_are_looked_at_anew() {
+        let mut pace = GivingWay::new(DiskPace::default(), None);
+        let busy = |look: u64| Requests {
+            reads: Kind { count: look * 50, ms: look as f64 * 100.0 },
+            ..Requests::default()
+        };
+        for look in 0..6 {
+            pace.look(Mono(look * 100_000_000), busy(look), Copying { copies: 2, ..one(look << 24) });
+        }
+        assert_eq!(pace.speed(), Some(REST_SPEED));
+        // One has come to its end in the rest: what the other had copied by then is no rate.
+        pace.look(Mono(600_000_000), busy(6), one(1 << 24));
+        assert_eq!(pace.speed(), None);
+    }
+
+    #[test]
+    fn what_the_guest_writes_to_both_disks_is_no_copy_that_goes_on() {
+        let window = |guest_writes_both| Window {
+            took: SETTLE,
+            done: Requests::default(),
+            copied: 4096,
+            copies: 1,
+            guest_writes_both,
+        };
+        assert!(window(false).went_on() && !window(true).went_on());
+    }
+
+    #[test]
     fn a_copy_is_let_go_when_the_guest_rests() {
         let mut pace = GivingWay::new(DiskPace::default(), None);
         pace.limit = Some(SLOWEST);
         let mut copied = 0;
         for look in 0..300 {
             copied += pace.speed().unwrap_or(300_000_000).min(300_000_000) / 10;
-            pace.look(Mono(look * 100_000_000), Requests::default(), copied);
+            pace.look(Mono(look * 100_000_000), Requests::default(), one(copied));
         }
         assert_eq!(pace.speed(), None);
     }

@@ -160,7 +160,7 @@ pub struct DiskProgress {
     pub bytes_total: u64,
     /// Bytes of these that are dealt with.
     pub bytes_done: u64,
-    /// Bytes per second that are dealt with, over the last interval.
+    /// Bytes per second that are dealt with, over the last seconds: copies come in bursts, and rest for the guest.
     pub rate_bytes_per_s: f64,
     /// Estimated milliseconds until it is in step, where that can be said.
     pub eta_ms: Option<f64>,

@@ -17,7 +17,7 @@ pub struct DiskLatency {
     /// known.
     pub after: Option<DiskIo>,
     /// What its copy left to the guest; `None` if that was not measured: nothing was to be kept, or the guest waited for its disks for so little of its
-    /// time that it could not lose more than it may.
+    /// time that it could not lose more than it may; or the copy was over before.
     pub gave_way: Option<GaveWay>,
 }
 
@@ -42,6 +42,8 @@ pub struct DiskIo {
     pub reads: Option<IoLatency>,
     /// What it wrote; `None` if it did not write.
     pub writes: Option<IoLatency>,
+    /// When it had what it wrote put on the storage; `None` if it did not.
+    pub flushes: Option<IoLatency>,
 }
 
 /// Requests of one kind.

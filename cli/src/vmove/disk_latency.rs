@@ -8,7 +8,11 @@ const MOST: f64 = 0.99;
 
 type Kind = (&'static str, fn(&DiskIo) -> Option<&IoLatency>);
 
-const KINDS: [Kind; 2] = [("reads", |io| io.reads.as_ref()), ("writes", |io| io.writes.as_ref())];
+const KINDS: [Kind; 3] = [
+    ("reads", |io| io.reads.as_ref()),
+    ("writes", |io| io.writes.as_ref()),
+    ("flushes", |io| io.flushes.as_ref()),
+];
 
 /// Requests of a guest at this moment: `reads 0.12 ms, writes 1.50 ms`; nothing if it makes none.
 pub fn present(io: &DiskIo) -> String {
@@ -112,7 +116,7 @@ mod tests {
 
     fn writes(requests: u64, mean_ms: f64) -> DiskIo {
         let histogram = vec![LatencyBin { from_ms: 0.0, to_ms: Some(2.0), requests }];
-        DiskIo { reads: None, writes: Some(IoLatency { requests, mean_ms, histogram }) }
+        DiskIo { writes: Some(IoLatency { requests, mean_ms, histogram }), ..DiskIo::default() }
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::error::DestinationError;
 use super::images;
 use super::session::Session;
 use crate::copy_rate::CopyRate;
-use crate::giving_way::{GivingWay, Requests};
+use crate::giving_way::{Copying, GivingWay, Requests};
 use crate::node::Node;
 use crate::vmm::ArrivingMonitor;
 
@@ -118,7 +118,7 @@ impl Work {
             vm,
             paths,
             pace,
-            io: Requests::default(),
+            io: None,
             disks: names.into_iter().map(Followed::new).collect(),
         };
         Some(Self { task: vmove_node::task::spawn(bringing.run(sender)), seen })
@@ -133,8 +133,8 @@ struct Bringing {
     paths: Vec<PathBuf>,
     /// How fast they may come.
     pace: GivingWay,
-    /// What the guest has done with them, as far as QEMU has told.
-    io: Requests,
+    /// What the guest has done with them, as QEMU has told last.
+    io: Option<Requests>,
     disks: Vec<Followed>,
 }
 
@@ -183,12 +183,14 @@ impl Bringing {
             None => monitor.insert(self.node.config.vmm.reconnect(&self.vm).await?),
         };
         let states = at.bring_disks(&self.paths, self.pace.speed().unwrap_or(0)).await?;
-        // Without an answer the guest has done nothing: so a rest ends all the same.
+        // Without an answer the guest has done nothing more: so a rest ends all the same.
         if let Ok(io) = at.io_of_images(&self.paths).await {
-            self.io = Requests::of(io);
+            self.io = Some(Requests::of(io));
         }
-        let copied = states.iter().map(|state| state.done).sum();
-        self.pace.look(Mono::now(), self.io, copied);
+        if let Some(io) = self.io {
+            let bytes = states.iter().map(|state| state.done).sum();
+            self.pace.look(Mono::now(), io, Copying { copies: 1, bytes, guest_writes_both: false });
+        }
         Ok(states)
     }
 

@@ -25,7 +25,7 @@ use crate::copy_rate::CopyRate;
 use crate::destination::images;
 use crate::disk_holds::Told;
 use crate::disk_io::DiskIoWatch;
-use crate::giving_way::GivingWay;
+use crate::giving_way::{Copying, GivingWay};
 use crate::node::Node;
 use crate::source::disk_copies::FirstPass;
 use crate::source::disks_aside::see_to;
@@ -178,7 +178,8 @@ impl Mover {
     ) -> Result<(), QmpError> {
         let Some(pace) = &mut self.pace else { return Ok(()) };
         if !ready {
-            self.io.show(pace, done);
+            let guest_writes_both = self.held || monitor.guest_writes_both();
+            self.io.show(pace, Copying { copies: 1, bytes: done, guest_writes_both });
         }
         let now = if ready { self.journal.record().bandwidth } else { pace.speed() };
         if self.speed != Some(now) {

@@ -28,7 +28,7 @@ use super::disk_choice::Moving;
 use super::error::SourceError;
 use crate::copy_rate::CopyRate;
 use crate::disk_io::DiskIoWatch;
-use crate::giving_way::GivingWay;
+use crate::giving_way::{self, GivingWay};
 use crate::node::Node;
 use crate::vmm::LeavingMonitor;
 
@@ -95,6 +95,8 @@ struct Copying {
     /// Bytes on the wire, both ways.
     sent: Arc<AtomicU64>,
     pass: FirstPass,
+    /// The guest was told to wait for it when it writes.
+    held: bool,
     /// When it was ready for the first time, after the begin.
     copied_ms: Option<f64>,
     rate: CopyRate,
@@ -172,6 +174,7 @@ impl DiskCopies {
             moving,
             sent,
             pass: FirstPass::default(),
+            held: false,
             copied_ms: None,
             rate: CopyRate::default(),
         });
@@ -206,6 +209,7 @@ impl DiskCopies {
         for (disk, state) in self.disks.iter_mut().zip(states) {
             if disk.pass.is_outrun(state.total, state.done, state.ready) {
                 self.monitor.hold_copy_in_step(state.number).await.map_err(SourceError::Monitor)?;
+                disk.held = true;
             }
         }
         Ok(())
@@ -233,8 +237,11 @@ impl DiskCopies {
     pub(super) async fn keep_speed(&mut self, states: &[CopyState]) -> Result<(), SourceError> {
         let copying = states.iter().filter(|state| !state.ready).count();
         if copying > 0 {
-            let copied = states.iter().map(|state| state.done).sum();
-            self.io.show(&mut self.pace, copied);
+            let at_work = states.iter().filter(|state| !state.ready);
+            let guest_writes_both =
+                self.monitor.guest_writes_both() || self.disks.iter().any(|disk| disk.held);
+            let bytes = at_work.map(|state| state.done).sum();
+            self.io.show(&mut self.pace, giving_way::Copying { copies: copying, bytes, guest_writes_both });
         }
         let now = Speed { all: self.pace.speed(), copying };
         if now == self.speed {

@@ -53,6 +53,11 @@ pub trait CopiesDisks: Send + Sync + fmt::Debug {
         Err(moves_none("block-job-set-speed"))
     }
 
+    /// Whether the guest waits for both disks when it writes from the begin of a copy on.
+    fn guest_writes_both(&self) -> bool {
+        false
+    }
+
     /// From here on the guest waits for both disks when it writes.
     ///
     /// # Errors

@@ -42,6 +42,10 @@ impl CopiesDisks for Monitor {
         disks::set_speed(self.client(), number, speed).await
     }
 
+    fn guest_writes_both(&self) -> bool {
+        !changes_over(self.client())
+    }
+
     async fn hold_copy_in_step(&self, number: usize) -> Result<(), QmpError> {
         if changes_over(self.client()) { disks::hold_in_step(self.client(), number).await } else { Ok(()) }
     }

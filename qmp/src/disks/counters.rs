@@ -36,6 +36,9 @@ pub struct DiskCounters {
     device: String,
     reads: Counters,
     writes: Counters,
+    /// Not in what older versions have written down.
+    #[serde(default)]
+    flushes: Counters,
 }
 
 /// Requests of one kind.
@@ -97,7 +100,8 @@ impl DiskCounters {
             return None;
         }
         let (reads, writes) = (self.reads.since(&earlier.reads)?, self.writes.since(&earlier.writes)?);
-        Some(DiskIo { reads: reads.told(), writes: writes.told() })
+        let flushes = self.flushes.since(&earlier.flushes)?;
+        Some(DiskIo { reads: reads.told(), writes: writes.told(), flushes: flushes.told() })
     }
 
     /// What the guest has done since its QEMU was started.
@@ -109,7 +113,7 @@ impl DiskCounters {
             let histogram = histogram.filter(|kept| kept.bins.iter().sum::<u64>() == counters.requests);
             Counters { histogram, ..counters.clone() }.told()
         };
-        DiskIo { reads: whole(&self.reads), writes: whole(&self.writes) }
+        DiskIo { reads: whole(&self.reads), writes: whole(&self.writes), flushes: whole(&self.flushes) }
     }
 }
 
@@ -178,8 +182,8 @@ fn entry<'a>(stats: &'a Value, name: &str) -> Option<&'a Value> {
 fn of_device(stats: &Value, name: &str) -> Option<DiskCounters> {
     let entry = entry(stats, name)?;
     let of = entry.get("stats")?;
-    let [reads, writes] = ["rd", "wr"].map(|kind| Counters::of(of, kind));
-    Some(DiskCounters { device: name.to_owned(), reads, writes })
+    let [reads, writes, flushes] = ["rd", "wr", "flush"].map(|kind| Counters::of(of, kind));
+    Some(DiskCounters { device: name.to_owned(), reads, writes, flushes })
 }
 
 /// Bounds of the histograms that QEMU keeps for a disk.
@@ -223,6 +227,10 @@ mod tests {
     fn failed_requests_are_counted_as_their_time_is() {
         let now = at([0, 0], [1, 4_000_000], &json!({ "failed_wr_operations": 1 }));
         assert_eq!(now.since_start().writes.map(|writes| (writes.requests, writes.mean_ms)), Some((2, 2.0)));
+        let flushed =
+            json!({ "flush_operations": 3, "failed_flush_operations": 1, "flush_total_time_ns": 8_000_000 });
+        let flushes = at([0, 0], [0, 0], &flushed).since_start().flushes;
+        assert_eq!(flushes.map(|flushes| (flushes.requests, flushes.mean_ms)), Some((4, 2.0)));
     }
 
     #[test]

@@ -86,7 +86,7 @@ fn a_report_tells_how_long_requests_took_before_during_and_after_in_each_mode() 
         assert!(mode != "hybrid" || during.1 >= before.1, "{before:?} {during:?}");
         assert!(worked["after"].is_object(), "{worked}");
         // None, and no zeros.
-        let none = json!({ "reads": null, "writes": null });
+        let none = json!({ "reads": null, "writes": null, "flushes": null });
         assert_eq!((&idle["during"], &idle["after"]), (&none, &none), "{idle}");
         assert_eq!(idle["before"]["writes"], Value::Null, "{idle}");
         assert!(!stats(&moved).to_string().contains("latency_histogram"), "a histogram is left");
