@@ -101,6 +101,8 @@ fn a_migration_that_became_a_visit_can_become_a_migration_again_or_go_home_by_it
     runs_there(&scene, &id);
     let turned = turn(&scene, &["--for", "4s"]);
     assert!(turned["going_home"]["when"].is_object(), "{turned}");
+    // Until then its home still lists the guest that has left.
+    away(&scene.a);
     until("it is at home again", || scene.a.vms().is_ok_and(|vms| !vms.is_empty()));
     scene.sound_at(&scene.a).expect("it works at home");
     gone_from(&scene.b).expect("nothing of it is left there");
