@@ -280,7 +280,7 @@ fn disk(disk: &DiskProgress, end: &str) -> String {
     };
     let io = disk.io.as_ref().map(present).filter(|io| !io.is_empty());
     let io = io.map(|io| format!(", the guest's {io}")).unwrap_or_default();
-    let gives_way = if disk.gives_way && !disk.in_step { ", gives way to the guest" } else { "" };
+    let gives_way = if disk.gives_way { ", gives way to the guest" } else { "" };
     format!("{name}: {rest}{gives_way}{io}")
 }
 

@@ -82,9 +82,7 @@ impl Streaming {
     pub(super) fn explain(&self, session: &Session, error: DestinationError) -> DestinationError {
         let prepare = &session.journal.record().prepare;
         match error {
-            DestinationError::QemuEnded { log }
-                if prepare.spec.disks_after && !matches!(self, Self::Done(_)) =>
-            {
+            DestinationError::QemuEnded { log } if matches!(self, Self::UnderWay(_)) => {
                 let paths = images::paths(prepare);
                 let images: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
                 let source_node = prepare.source.clone();

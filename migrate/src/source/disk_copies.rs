@@ -207,7 +207,7 @@ impl DiskCopies {
     /// Holds the copies in step that have been over all of their disk and do not come to their end: the guest writes as fast as it is copied.
     pub(super) async fn catch_up(&mut self, states: &[CopyState]) -> Result<(), SourceError> {
         for (disk, state) in self.disks.iter_mut().zip(states) {
-            if disk.pass.is_outrun(state.total, state.done, state.ready) {
+            if !disk.held && disk.pass.is_outrun(state.total, state.done, state.ready) {
                 self.monitor.hold_copy_in_step(state.number).await.map_err(SourceError::Monitor)?;
                 disk.held = true;
             }
@@ -235,12 +235,12 @@ impl DiskCopies {
 
     /// Has QEMU copy as fast as the bandwidth and the guest let it, where that has changed. What follows the guest is not held back.
     pub(super) async fn keep_speed(&mut self, states: &[CopyState]) -> Result<(), SourceError> {
-        let copying = states.iter().filter(|state| !state.ready).count();
+        let at_work = || states.iter().filter(|state| !state.ready);
+        let copying = at_work().count();
         if copying > 0 {
-            let at_work = states.iter().filter(|state| !state.ready);
             let guest_writes_both =
                 self.monitor.guest_writes_both() || self.disks.iter().any(|disk| disk.held);
-            let bytes = at_work.map(|state| state.done).sum();
+            let bytes = at_work().map(|state| state.done).sum();
             self.io.show(&mut self.pace, giving_way::Copying { copies: copying, bytes, guest_writes_both });
         }
         let now = Speed { all: self.pace.speed(), copying };
