@@ -72,7 +72,8 @@ impl Warm {
             if states.iter().all(&so_far) {
                 return Ok(());
             }
-            self.listen_for(session, interval).await?;
+            let next = copies.until_next_look(&states, interval);
+            self.listen_for(session, next).await?;
         }
     }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use vmove_node::peer::{BoxedStream, Hello, PeerTarget, join_counted};
+use vmove_node::peer::{BoxedStream, Hello, PeerTarget, enlarge_far_end, join_counted};
 use vmove_qmp::QmpError;
 use vmove_qmp::confine::Confinement;
 use vmove_qmp::disks::{CopyOrder, CopyState};
@@ -34,6 +34,8 @@ use crate::vmm::LeavingMonitor;
 
 /// How often it is looked how far copies are.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// The same where they are about to end.
+const SHORTEST_LOOK: Duration = Duration::from_millis(10);
 /// For QEMU to connect to a socket that it was told.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// The guest stands still meanwhile; what is missing was written in the last milliseconds.
@@ -204,6 +206,14 @@ impl DiskCopies {
         Ok(states)
     }
 
+    /// When to look again: copies that reach their end are not kept waiting for it.
+    pub(super) fn until_next_look(&self, states: &[CopyState], longest: Duration) -> Duration {
+        let left = |(disk, state): (&Copying, &CopyState)| {
+            (!state.ready).then(|| disk.rate.eta_ms(state.total.saturating_sub(state.done)))
+        };
+        look_again_after(self.disks.iter().zip(states).filter_map(left), longest)
+    }
+
     /// Holds the copies in step that have been over all of their disk and do not come to their end: the guest writes as fast as it is copied.
     pub(super) async fn catch_up(&mut self, states: &[CopyState]) -> Result<(), SourceError> {
         for (disk, state) in self.disks.iter_mut().zip(states) {
@@ -325,6 +335,14 @@ impl FirstPass {
     }
 }
 
+/// `left`: milliseconds until copies end, where it is known.
+fn look_again_after(left: impl Iterator<Item = Option<f64>>, longest: Duration) -> Duration {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let last = left.map(|left| left.unwrap_or(f64::INFINITY)).fold(0.0, f64::max);
+    let shortest = longest.min(SHORTEST_LOOK);
+    if last == 0.0 { longest } else { Duration::from_secs_f64(last.clamp(ms(shortest), ms(longest)) / 1e3) }
+}
+
 fn listen(confinement: &Confinement, socket: &Path) -> std::io::Result<UnixListener> {
     let _ = std::fs::remove_file(socket);
     let listener = UnixListener::bind(socket)?;
@@ -340,6 +358,9 @@ async fn carry(listener: UnixListener, wire: BoxedStream, sent: Arc<AtomicU64>) 
     };
     drop(listener);
     if let Some(qemu) = accepted {
+        if let Err(error) = enlarge_far_end(&qemu) {
+            tracing::debug!(%error, "QEMU sends a disk in small pieces");
+        }
         join_counted(qemu, wire, &sent).await;
     }
 }
@@ -355,6 +376,19 @@ mod tests {
         assert!(!pass.is_outrun(10, 9, false), "it may still come to its end");
         assert!(pass.is_outrun(20, 10, false));
         assert!(!pass.is_outrun(20, 12, true), "it follows the guest");
+    }
+
+    #[test]
+    fn copies_that_are_about_to_end_are_looked_at_more_often() {
+        let longest = LOOK_INTERVAL;
+        let after = |left: &[Option<f64>]| look_again_after(left.iter().copied(), longest);
+        assert_eq!(after(&[]), longest, "all follow the guest");
+        assert_eq!(after(&[None]), longest, "nobody knows yet");
+        assert_eq!(after(&[Some(5000.0)]), longest);
+        assert_eq!(after(&[Some(30.0)]), Duration::from_millis(30));
+        assert_eq!(after(&[Some(2.0), Some(30.0)]), Duration::from_millis(30), "all must have ended");
+        assert_eq!(after(&[Some(0.0), Some(2.0)]), SHORTEST_LOOK);
+        assert_eq!(look_again_after([Some(2.0)].into_iter(), Duration::from_millis(5)).as_millis(), 5);
     }
 
     #[test]

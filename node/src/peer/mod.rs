@@ -10,6 +10,7 @@ mod known;
 mod link;
 mod negotiate;
 mod policy;
+mod room;
 mod splice;
 
 pub use channel::Channel;
@@ -19,3 +20,4 @@ pub use known::{KnownPeer, KnownPeers, UnknownPeer, split_address};
 pub use link::{BoxedStream, Dialer, FabricOffer, Link, LinkError, PeerTarget, Stream};
 pub use negotiate::{Agreed, NoCommonFabric, negotiate};
 pub use policy::{Caller, Objection, PeerPolicy};
+pub use room::enlarge_far_end;

@@ -11,6 +11,7 @@ use tokio::io::Interest;
 use tokio::net::{TcpStream, UnixStream};
 
 use super::link::{BoxedStream, Stream};
+use super::room;
 
 /// What a pipe holds, in pages of a machine that has them of 4 KiB: 128.
 const PIPE_BYTES: usize = 512 << 10;
@@ -35,6 +36,13 @@ impl<'a> Plain<'a> {
     fn among(any: &'a dyn std::any::Any) -> Option<Self> {
         let tcp = any.downcast_ref().map(Self::Tcp);
         tcp.or_else(|| any.downcast_ref().map(Self::Unix))
+    }
+
+    /// Lets more be under way to whoever reads from it. Sockets to other hosts are sized by TCP itself.
+    pub(super) fn enlarge(self) {
+        if let Self::Unix(socket) = self {
+            room::enlarge(socket);
+        }
     }
 
     /// Does something that would block until the socket is ready for it, when it is.
