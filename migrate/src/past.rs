@@ -13,7 +13,7 @@ use vmove_node::disk::Disk;
 use vmove_node::files::write_durably_on;
 
 /// Of each node and fabric.
-const MOST_OF_ONE: usize = 8;
+const MOST_OF_ONE: usize = 20;
 /// Of all.
 const MOST: usize = 1024;
 /// Links are rebuilt, and hosts get other work.
@@ -286,11 +286,11 @@ mod tests {
     #[test]
     fn it_is_bounded_and_ages() {
         let past = Past::default();
-        for number in 0..20 {
+        for number in 0..40 {
             keep(&mut past.lock(), measured("b", f64::from(number)));
         }
         assert_eq!(past.of("b", "tcp").len(), MOST_OF_ONE);
-        assert_eq!(rate(&past, "b"), Some(19.0));
+        assert_eq!(rate(&past, "b"), Some(39.0));
         for number in 0..2 * MOST {
             keep(&mut past.lock(), measured(&number.to_string(), 1.0));
         }

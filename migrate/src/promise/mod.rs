@@ -40,7 +40,7 @@ struct Way {
 impl Way {
     fn of(&self, goal: Goal) -> f64 {
         match goal {
-            Goal::MaxPause => self.course.pause_ms,
+            Goal::MaxPause => self.course.pause_up_to_ms,
             Goal::Within => self.course.time_ms,
             // Kept by taking longer.
             Goal::HostCpu => self.course.host_cpu_percent.unwrap_or_default(),
@@ -78,6 +78,7 @@ pub fn promise(goals: &Goals, allowed: &[Mode], outlook: &Outlook, basis: &str) 
     Ok(Promise {
         mode: way.mode,
         pause_ms: way.course.pause_ms,
+        pause_up_to_ms: Some(way.course.pause_up_to_ms),
         time_ms: way.course.time_ms,
         sent_bytes: whole(way.course.sent_bytes),
         rounds: way.course.rounds,
@@ -170,7 +171,7 @@ fn broken(
         let each: Vec<_> = ways
             .iter()
             .map(|way| {
-                let (pause, time) = (format_ms(way.course.pause_ms), format_ms(way.course.time_ms));
+                let (pause, time) = (format_ms(way.course.pause_up_to_ms), format_ms(way.course.time_ms));
                 format!("{} would pause for {pause} and take {time}", way.mode)
             })
             .collect();

@@ -29,6 +29,17 @@ fn the_safest_mode_that_keeps_the_goals_is_taken() {
 }
 
 #[test]
+fn a_goal_for_the_pause_is_held_to_what_nine_of_ten_keep() {
+    let even = outlook(1e9, 0.0, 0.0, 1e9);
+    let uneven = Outlook { beside: Beside { pause_up_to_ms: 25.0, ..even.beside }, ..even };
+    assert_eq!(promised(&goals(Some(20), None), &even).unwrap().pause_up_to_ms, Some(10.0));
+    let told = why(&goals(Some(20), None), &MODES, &uneven);
+    assert!(told.starts_with("--max-pause 20ms cannot be kept: precopy would take 25.0 ms"), "{told}");
+    let promise = promised(&goals(Some(30), None), &uneven).unwrap();
+    assert_eq!((promise.pause_ms, promise.pause_up_to_ms), (10.0, Some(25.0)));
+}
+
+#[test]
 fn a_goal_that_cannot_be_kept_is_named_with_what_could() {
     let large = outlook(1e10, 0.0, 0.0, 1e9);
     let told = why(&goals(None, Some(5_000)), &MODES, &large);

@@ -26,7 +26,11 @@ use vmove_types::report::{CpuUse, HostCpuUse, PhaseTime, Report};
 use vmove_types::spec::{MigrationSpec, Mode, Visit};
 
 /// Of a node to which no migration is remembered: QEMU starts in half a second, and loads its state in some ten milliseconds.
-const UNKNOWN: Beside = Beside { setup_ms: 100.0, ready_ms: 700.0, pause_ms: 15.0, after_ms: 250.0 };
+const UNKNOWN: Beside =
+    Beside { setup_ms: 100.0, ready_ms: 700.0, pause_ms: 15.0, pause_up_to_ms: 15.0, after_ms: 250.0 };
+
+/// So many migrations say what is usual. How long pauses may become is told by all that are remembered: it takes ten to know what one in ten exceeds.
+const LAST: usize = 8;
 
 /// What one processor moves of pages, if nobody knows. Unit: bytes per second.
 const UNKNOWN_PROCESSOR: f64 = 1e9;
@@ -101,7 +105,7 @@ pub(super) fn free_link(node: &Node, to: &str) -> plan::Link {
 
 /// What a goal leaves of the pause for pages.
 fn pages_in_pause_ms(spec: &MigrationSpec, beside: Beside) -> f64 {
-    let left = |pause| (pause as f64 - beside.pause_ms).max(1.0);
+    let left = |pause| (pause as f64 - beside.pause_up_to_ms).max(1.0);
     spec.goals.max_pause_ms.map_or(spec.max_downtime_ms as f64, left)
 }
 
@@ -120,16 +124,20 @@ struct CountedOn {
 fn counted_on(node: &Node, to: &str, spec: &MigrationSpec) -> CountedOn {
     let past = node.past.of_node(to);
     let fabric = past.first().map(|one| one.fabric.clone()).unwrap_or_default();
-    let link = usual_link(&past, spec, node.past.link(to, &fabric));
-    let times: Vec<MoveTimes> = past.iter().filter_map(|one: &Measured| one.times).collect();
+    let pauses: Vec<f64> = past.iter().filter_map(|one| one.times?.pause_ms).collect();
+    let last = &past[..past.len().min(LAST)];
+    let link = usual_link(last, spec, node.past.link(to, &fabric));
+    let times: Vec<MoveTimes> = last.iter().filter_map(|one: &Measured| one.times).collect();
     if times.is_empty() {
         let known = "no migration to this node is remembered".to_owned();
         return CountedOn { link, again: None, beside: UNKNOWN, hosts: hosts_unknown(), known };
     }
+    let pause_ms = median(times.iter().filter_map(|one| one.pause_ms)).unwrap_or(UNKNOWN.pause_ms);
     let beside = Beside {
         setup_ms: median(times.iter().map(|one| one.setup_ms)).unwrap_or(UNKNOWN.setup_ms),
         ready_ms: median(times.iter().map(|one| one.ready_ms)).unwrap_or(UNKNOWN.ready_ms),
-        pause_ms: median(times.iter().filter_map(|one| one.pause_ms)).unwrap_or(UNKNOWN.pause_ms),
+        pause_ms,
+        pause_up_to_ms: ninth_of_ten(pauses).unwrap_or(UNKNOWN.pause_up_to_ms).max(pause_ms),
         after_ms: median(times.iter().map(|one| one.after_ms)).unwrap_or(UNKNOWN.after_ms),
     };
     let again = median(times.iter().filter_map(|one| one.again_bytes_per_s));
@@ -167,6 +175,12 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
+}
+
+/// What nine of ten do not exceed (the nearest rank); the largest, of fewer than ten.
+fn ninth_of_ten(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get((values.len() * 9).div_ceil(10).checked_sub(1)?).copied()
 }
 
 impl Guest {
@@ -323,7 +337,8 @@ mod tests {
         report.host_cpu = HostCpuUse { source: used(4.0), destination: used(5.5) };
         let promise = Promise {
             mode: Mode::Hybrid,
-            pause_ms: 9.0,
+            pause_ms: 7.0,
+            pause_up_to_ms: Some(9.0),
             time_ms: 900.0,
             sent_bytes: 0,
             rounds: 1,
@@ -350,6 +365,14 @@ mod tests {
         assert_eq!(host_bytes_per_s(&used, 1 << 30), Some((2_u64 << 30) as f64));
         assert_eq!(host_bytes_per_s(&used, 1 << 20), None);
         assert_eq!(host_bytes_per_s(&HostCpuUse { source: None, ..used }, 1 << 30), None);
+    }
+
+    #[test]
+    fn nine_of_ten_pauses_are_no_longer() {
+        let first = |count: u32| ninth_of_ten((0..count).rev().map(f64::from).collect());
+        assert_eq!((first(0), first(1), first(2), first(8)), (None, Some(0.0), Some(1.0), Some(7.0)));
+        // One of ten, and two of twenty, may be longer.
+        assert_eq!((first(10), first(20)), (Some(8.0), Some(17.0)));
     }
 
     #[test]

@@ -22,6 +22,16 @@ function bar(name) {
   };
 }
 
+/** What it said beforehand that it would be like; nothing without goals. */
+function promised(promise) {
+  if (!promise) {
+    return null;
+  }
+  const { pause_ms: usual, pause_up_to_ms: most, time_ms: time } = promise;
+  const upTo = most && words.time(most) !== words.time(usual) ? ` (up to ${words.time(most)})` : "";
+  return `pause ${words.time(usual)}${upTo}, ${words.time(time)} in all`;
+}
+
 function facts(now) {
   const faults = now.faults;
   const atWork = !words.hasEnded(now);
@@ -38,7 +48,7 @@ function facts(now) {
     ["Mode", now.mode],
     ["Fabric", now.fabric],
     ["Began", words.date(now.began_at)],
-    ["Promised", now.promise ? `pause ${words.time(now.promise.pause_ms)}, ${words.time(now.promise.time_ms)} in all` : null],
+    ["Promised", promised(now.promise)],
     ["Group", now.group],
     ["Id", now.id],
   ];

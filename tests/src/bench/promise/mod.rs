@@ -47,6 +47,12 @@ impl Pair {
         let ratio = self.measured / self.promised;
         (RIGHT.recip()..=RIGHT).contains(&ratio)
     }
+
+    /// Whether it was no more than so many times what was promised.
+    #[must_use]
+    pub fn is_kept(self, times: f64) -> bool {
+        self.measured <= times * self.promised
+    }
 }
 
 /// One move.
@@ -60,8 +66,10 @@ pub struct Move {
     pub mode: String,
     /// Earlier moves to that node.
     pub known: usize,
-    /// The guest's pause.
+    /// The guest's pause, as it usually is.
     pub pause: Pair,
+    /// The same beside what it was to be at most in nine of ten moves.
+    pub pause_up_to: Pair,
     /// The whole.
     pub time: Pair,
     /// What the promise was computed from.
@@ -143,12 +151,14 @@ fn one(from: &Node, to: &str, guest: Drawn, link: Link, known: usize) -> Result<
     let number =
         |value: &Value, key: &str| value[key].as_f64().with_context(|| format!("no {key} in {value}"));
     let (answer, promise) = (&end.answer, &end.answer["promise"]);
+    let downtime = number(answer, "downtime_ms")?;
     Ok(Outcome::Moved(Box::new(Move {
         guest,
         link,
         mode: answer["mode"].as_str().unwrap_or_default().to_owned(),
         known,
-        pause: Pair { promised: number(promise, "pause_ms")?, measured: number(answer, "downtime_ms")? },
+        pause: Pair { promised: number(promise, "pause_ms")?, measured: downtime },
+        pause_up_to: Pair { promised: number(promise, "pause_up_to_ms")?, measured: downtime },
         time: Pair { promised: number(promise, "time_ms")?, measured: number(answer, "total_ms")? },
         basis: promise["basis"].as_str().unwrap_or_default().to_owned(),
     })))

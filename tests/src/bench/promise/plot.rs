@@ -129,6 +129,7 @@ mod tests {
                 mode: mode.to_owned(),
                 known: 1,
                 pause: Pair { promised: 10.0, measured },
+                pause_up_to: Pair { promised: 12.0, measured },
                 time: Pair { promised: 100.0, measured: measured * 400.0 },
                 basis: String::new(),
             }))
