@@ -9,7 +9,7 @@ use serde_json::Value;
 use vmove_guest::config::{Config, Rate};
 use vmove_qmp::confine::QemuUser;
 
-use crate::daemon::Node;
+use crate::daemon::{Node, NodeOptions};
 use crate::forks::at_once;
 use crate::guest::{Guest, VIRTIO, failures};
 use crate::monitor::Monitor;
@@ -202,11 +202,24 @@ impl Moved {
         format: &str,
         options: impl Fn(&Path) -> Vec<String>,
     ) -> Result<Self> {
+        Self::between(&NodeOptions::default(), sandbox, format, options)
+    }
+
+    /// The same between nodes with these settings.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn between(
+        nodes: &NodeOptions,
+        sandbox: Sandbox,
+        format: &str,
+        options: impl Fn(&Path) -> Vec<String>,
+    ) -> Result<Self> {
         let (folders, name) = Self::folders(&sandbox, format)?;
         let image = folders[0].join(&name);
         create(&image, format)?;
         let guest = guest_on(&image, options(&image))?;
-        let scene = Scene::in_sandbox(sandbox, "thp", &guest)?;
+        let scene = Scene::with_options(sandbox, nodes, "thp", &guest)?;
         Ok(Self { scene, folders, name })
     }
 

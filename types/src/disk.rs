@@ -145,7 +145,7 @@ impl fmt::Display for DiskPace {
 pub fn cost_of_disks_after(source: &str, destination: &str) -> String {
     format!(
         "the disks follow the guest (--disks-after): until all of them are at {destination}, the guest needs {source}. If {source} or its images are lost before that, what has \
-         not crossed is lost: reads of it wait for {source} for as long as `reconnect-for` of {destination} says, then fail with I/O errors (as `rerror` of the drive says), and what the guest has \
+         not crossed is lost: the guest's reads of it wait for ever, and what it has \
          written since is at {destination} alone. A raw image becomes qcow2"
     )
 }

@@ -77,27 +77,29 @@ pub(super) fn exports(prepare: &Prepare) -> Vec<ExportOrder> {
     places(prepare).map(order).collect()
 }
 
+/// So long a read of what has not come waits for a lost source, in seconds: a year. It must not fail. While a disk is streamed, QEMU takes a failed
+/// question of what is allocated for the end of the image, and answers the guest's read as if it had worked, with nothing in its buffer
+/// (`cor_co_preadv_part` of block/copy-on-read.c; seen with 10.0).
+const WAITS_S: u64 = 365 * 24 * 3600;
+
 /// What images are made with.
 #[derive(Debug)]
 pub(super) struct Ground<'a> {
     pub confinement: &'a Confinement,
     /// The VM's folder.
     pub vm_dir: &'a Path,
-    /// How long QEMU waits for a lost source, when disks follow the guest, in seconds.
-    pub patience: u64,
 }
 
 impl<'a> Ground<'a> {
     pub(super) fn of(node: &'a Node, vm_dir: &'a Path) -> Self {
-        let patience = node.config.reconnect_for.as_secs().max(1);
-        Self { confinement: &node.config.confinement, vm_dir, patience }
+        Self { confinement: &node.config.confinement, vm_dir }
     }
 
     /// How QEMU reaches the source's image of this number: whatever that is, its server shows what the guest sees.
     fn below(&self, number: usize) -> PathBuf {
         let server = json!({ "type": "unix", "path": socket(self.vm_dir, number) });
         let nbd = json!({
-            "driver": "nbd", "server": server, "export": EXPORT, "reconnect-delay": self.patience,
+            "driver": "nbd", "server": server, "export": EXPORT, "reconnect-delay": WAITS_S,
         });
         format!("json:{}", json!({ "driver": "raw", "file": nbd })).into()
     }
@@ -233,7 +235,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (id, path) = (SessionId::random(), dir.path().join("disk"));
         let confinement = Confinement::default();
-        let ground = Ground { confinement: &confinement, vm_dir: dir.path(), patience: 1 };
+        let ground = Ground { confinement: &confinement, vm_dir: dir.path() };
         for format in ["raw", "qcow2"] {
             let prepare = prepare(&path, format);
             make(id, &prepare, &ground).unwrap();

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use vmove_skip::need;
-use vmove_tests::disks::{Moved, qemu_img, works};
+use vmove_tests::daemon::NodeOptions;
+use vmove_tests::disks::{Moved, drive, lines, qemu_img, works};
 use vmove_tests::fleet::until;
 use vmove_tests::proxy::Fault;
-use vmove_tests::sandbox::qemu_in;
+use vmove_tests::sandbox::{Sandbox, qemu_in};
 use vmove_tests::scene::{NAME, STEP_TIMEOUT, device_state, gone_from, ready, vmove};
 
 use super::disks::stays;
@@ -162,6 +163,29 @@ fn what_is_missing_waits_for_the_source() {
     let again = vmove(&moved.scene.b, &["migrate", NAME, "--to", "127.0.0.1:1"]).expect("an answer");
     assert!(again.code != 0 && again.error().contains(&id[..8]), "{} {}", again.answer, again.said);
     std::thread::sleep(Duration::from_secs(3));
+    moved.scene.a.run().expect("it starts again");
+    arrives(&moved, &id);
+}
+
+/// A read of what is not there waits for its source, also when nobody tries to reach it any more. QEMU would answer a read that failed with whatever
+/// was in the guest's buffer.
+#[test]
+fn a_read_of_what_is_missing_waits_for_longer_than_the_daemons_try() {
+    need!(ready());
+    need!(qemu_img());
+    let nodes = NodeOptions { config: "reconnect-for = '4s'\n".to_owned(), ..NodeOptions::default() };
+    let sandbox = Sandbox::new().expect("a sandbox");
+    let mut moved = Moved::between(&nodes, sandbox, "raw", |image| drive(image, "raw", "")).expect("a guest");
+    let id = follows(&moved);
+    moved.scene.a.crash();
+    for server in servers(&moved) {
+        kill(Pid::from_raw(i32::try_from(server).expect("an id")), Signal::SIGKILL).expect("it is killed");
+    }
+    std::thread::sleep(Duration::from_secs(12));
+    let before = lines(&moved.scene.b, NAME).expect("the guest has read nothing wrong");
+    std::thread::sleep(Duration::from_secs(1));
+    let later = lines(&moved.scene.b, NAME).expect("the guest has read nothing wrong");
+    assert_eq!(before, later, "it should wait for a read of what is missing");
     moved.scene.a.run().expect("it starts again");
     arrives(&moved, &id);
 }
