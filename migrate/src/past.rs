@@ -15,7 +15,7 @@ use vmove_node::files::write_durably_on;
 /// Of each node and fabric.
 const MOST_OF_ONE: usize = 20;
 /// Of all.
-const MOST: usize = 1024;
+const MOST: usize = 2560;
 /// Links are rebuilt, and hosts get other work.
 const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
 

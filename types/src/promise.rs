@@ -16,8 +16,9 @@ pub struct Promise {
     pub mode: Mode,
     /// The guest's pause, from STOP to RESUME, as it usually is. Unit: milliseconds.
     pub pause_ms: f64,
-    /// The pause is no longer than this in nine of ten migrations, by what the last ones to the node took: this is what a goal for the pause is held
-    /// to. Unit: milliseconds. `None`: promised by a vmove that did not say.
+    /// What the pause is to be at most in nine of ten migrations, by those of the last 20 to the node; of fewer than ten it is the longest, which more
+    /// may exceed; without any it is the usual pause. A goal for the pause is held to it. Unit: milliseconds. `None`: promised by a vmove that did not
+    /// say.
     #[serde(default)]
     pub pause_up_to_ms: Option<f64>,
     /// From the request to the end, without disks. Unit: milliseconds.

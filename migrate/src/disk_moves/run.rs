@@ -150,7 +150,7 @@ impl Mover {
                 self.tell_progress(total, done, ready);
                 self.count_io(monitor).await;
                 self.keep_speed(monitor, &id, done, ready).await?;
-                if (self.pass.is_outrun(total, done, ready) || ready) && !self.held {
+                if (self.pass.is_outrun(Mono::now(), total, done, ready) || ready) && !self.held {
                     monitor.hold_move_in_step(&id).await?;
                     self.held = true;
                 }

@@ -217,7 +217,7 @@ impl DiskCopies {
     /// Holds the copies in step that have been over all of their disk and do not come to their end: the guest writes as fast as it is copied.
     pub(super) async fn catch_up(&mut self, states: &[CopyState]) -> Result<(), SourceError> {
         for (disk, state) in self.disks.iter_mut().zip(states) {
-            if !disk.held && disk.pass.is_outrun(state.total, state.done, state.ready) {
+            if !disk.held && disk.pass.is_outrun(Mono::now(), state.total, state.done, state.ready) {
                 self.monitor.hold_copy_in_step(state.number).await.map_err(SourceError::Monitor)?;
                 disk.held = true;
             }
@@ -325,22 +325,28 @@ impl DiskCopies {
 pub(crate) struct FirstPass {
     /// All that was to be copied when it began. QEMU may not know in its first answers, and says 0.
     total: Option<NonZeroU64>,
+    /// Since when as much was copied as there was in the beginning.
+    over: Option<Mono>,
 }
 
 impl FirstPass {
-    /// Whether the guest writes as fast as its disk is copied: as much was copied as there was in the beginning, and the copy is not ready.
-    pub(crate) fn is_outrun(&mut self, total: u64, done: u64, ready: bool) -> bool {
+    /// Whether the guest writes as fast as its disk is copied: as much was copied as there was in the beginning, and the copy is not ready some time
+    /// later. What a guest wrote in passing is copied by then.
+    pub(crate) fn is_outrun(&mut self, now: Mono, total: u64, done: u64, ready: bool) -> bool {
         self.total = self.total.or(NonZeroU64::new(total));
-        !ready && self.total.is_some_and(|total| done >= total.get())
+        if ready || self.total.is_none_or(|total| done < total.get()) {
+            self.over = None;
+            return false;
+        }
+        now.since(*self.over.get_or_insert(now)) >= LOOK_INTERVAL
     }
 }
-
 /// `left`: milliseconds until copies end, where it is known.
 fn look_again_after(left: impl Iterator<Item = Option<f64>>, longest: Duration) -> Duration {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
-    let last = left.map(|left| left.unwrap_or(f64::INFINITY)).fold(0.0, f64::max);
+    let last = left.map(|left| left.unwrap_or(f64::INFINITY)).reduce(f64::max);
     let shortest = longest.min(SHORTEST_LOOK);
-    if last == 0.0 { longest } else { Duration::from_secs_f64(last.clamp(ms(shortest), ms(longest)) / 1e3) }
+    last.map_or(longest, |last| Duration::from_secs_f64(last.clamp(ms(shortest), ms(longest)) / 1e3))
 }
 
 fn listen(confinement: &Confinement, socket: &Path) -> std::io::Result<UnixListener> {
@@ -372,10 +378,14 @@ mod tests {
     #[test]
     fn a_guest_outruns_a_copy_that_was_over_all_of_its_disk_and_is_not_ready() {
         let mut pass = FirstPass::default();
-        assert!(!pass.is_outrun(0, 0, false), "QEMU does not know yet how much there is");
-        assert!(!pass.is_outrun(10, 9, false), "it may still come to its end");
-        assert!(pass.is_outrun(20, 10, false));
-        assert!(!pass.is_outrun(20, 12, true), "it follows the guest");
+        let at = |ms: u64| Mono(ms * 1_000_000);
+        assert!(!pass.is_outrun(at(0), 0, 0, false), "QEMU does not know yet how much there is");
+        assert!(!pass.is_outrun(at(500), 10, 9, false), "it may still come to its end");
+        assert!(!pass.is_outrun(at(600), 20, 10, false), "the guest wrote something in passing");
+        assert!(!pass.is_outrun(at(690), 20, 19, false));
+        assert!(pass.is_outrun(at(700), 20, 19, false));
+        assert!(!pass.is_outrun(at(800), 20, 12, true), "it follows the guest");
+        assert!(!pass.is_outrun(at(900), 20, 12, false), "anew");
     }
 
     #[test]
@@ -388,6 +398,7 @@ mod tests {
         assert_eq!(after(&[Some(30.0)]), Duration::from_millis(30));
         assert_eq!(after(&[Some(2.0), Some(30.0)]), Duration::from_millis(30), "all must have ended");
         assert_eq!(after(&[Some(0.0), Some(2.0)]), SHORTEST_LOOK);
+        assert_eq!(after(&[Some(0.0)]), SHORTEST_LOOK);
         assert_eq!(look_again_after([Some(2.0)].into_iter(), Duration::from_millis(5)).as_millis(), 5);
     }
 

@@ -125,9 +125,8 @@ fn counted_on(node: &Node, to: &str, spec: &MigrationSpec) -> CountedOn {
     let past = node.past.of_node(to);
     let fabric = past.first().map(|one| one.fabric.clone()).unwrap_or_default();
     let pauses: Vec<f64> = past.iter().filter_map(|one| one.times?.pause_ms).collect();
-    let last = &past[..past.len().min(LAST)];
-    let link = usual_link(last, spec, node.past.link(to, &fabric));
-    let times: Vec<MoveTimes> = last.iter().filter_map(|one: &Measured| one.times).collect();
+    let link = usual_link(&past, spec, node.past.link(to, &fabric));
+    let times = last_times(&past);
     if times.is_empty() {
         let known = "no migration to this node is remembered".to_owned();
         return CountedOn { link, again: None, beside: UNKNOWN, hosts: hosts_unknown(), known };
@@ -137,15 +136,24 @@ fn counted_on(node: &Node, to: &str, spec: &MigrationSpec) -> CountedOn {
         setup_ms: median(times.iter().map(|one| one.setup_ms)).unwrap_or(UNKNOWN.setup_ms),
         ready_ms: median(times.iter().map(|one| one.ready_ms)).unwrap_or(UNKNOWN.ready_ms),
         pause_ms,
-        pause_up_to_ms: ninth_of_ten(pauses).unwrap_or(UNKNOWN.pause_up_to_ms).max(pause_ms),
+        pause_up_to_ms: ninth_of_ten(pauses.clone()).unwrap_or(UNKNOWN.pause_up_to_ms).max(pause_ms),
         after_ms: median(times.iter().map(|one| one.after_ms)).unwrap_or(UNKNOWN.after_ms),
     };
     let again = median(times.iter().filter_map(|one| one.again_bytes_per_s));
     let hosts = median(times.iter().filter_map(|one| one.host_bytes_per_s));
     let hosts =
         hosts.map_or_else(hosts_unknown, |bytes_per_s| Hosts { bytes_per_s, is_known: true, share: None });
-    let known = format!("beside memory as the last {} to this node", times.len());
+    let known = format!(
+        "beside memory as the last {} to this node, the pause at most as nine of ten of the last {}",
+        times.len(),
+        pauses.len()
+    );
     CountedOn { link, again, beside, hosts, known }
+}
+
+/// Of the last migrations, newest first. Visits and trials of fabrics, of which no times are known, do not push them out.
+fn last_times(past: &[Measured]) -> Vec<MoveTimes> {
+    past.iter().filter_map(|one| one.times).take(LAST).collect()
 }
 
 /// Of hosts of which no migration has shown what their processors can move: both are taken for such as this one.
@@ -158,7 +166,8 @@ fn hosts_unknown() -> Hosts {
 fn usual_link(past: &[Measured], spec: &MigrationSpec, last: Option<Measured>) -> plan::Link {
     let same =
         |one: &&Measured| last.as_ref().is_some_and(|last| (one.by, &one.fabric) == (last.by, &last.fabric));
-    let rates: Vec<f64> = past.iter().filter(same).filter_map(|one| one.link_bytes_per_s).collect();
+    let rates: Vec<f64> =
+        past.iter().filter(same).filter_map(|one| one.link_bytes_per_s).take(LAST).collect();
     let (migrations, usual) = (rates.len(), median(rates.into_iter()));
     let before = last.map(|last| Measured { link_bytes_per_s: usual, ..last });
     let link = LinkRate::default().link(spec.bandwidth, before.as_ref());
@@ -177,10 +186,12 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-/// What nine of ten do not exceed (the nearest rank); the largest, of fewer than ten.
+/// What the next one does not exceed in nine of ten cases, if it is like these: of *n* values that are alike, the next is within the *k*-th in
+/// *k* of *n* + 1 cases. The largest, of up to ten: of fewer than nine even that is exceeded more often.
 fn ninth_of_ten(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
-    values.get((values.len() * 9).div_ceil(10).checked_sub(1)?).copied()
+    let rank = ((values.len() + 1) * 9).div_ceil(10).min(values.len());
+    values.get(rank.checked_sub(1)?).copied()
 }
 
 impl Guest {
@@ -371,8 +382,32 @@ mod tests {
     fn nine_of_ten_pauses_are_no_longer() {
         let first = |count: u32| ninth_of_ten((0..count).rev().map(f64::from).collect());
         assert_eq!((first(0), first(1), first(2), first(8)), (None, Some(0.0), Some(1.0), Some(7.0)));
-        // One of ten, and two of twenty, may be longer.
-        assert_eq!((first(10), first(20)), (Some(8.0), Some(17.0)));
+        // One of twenty may be longer: of 21 with the next, two.
+        assert_eq!((first(9), first(10), first(20)), (Some(8.0), Some(9.0), Some(18.0)));
+    }
+
+    #[test]
+    fn visits_and_trials_push_no_migration_out() {
+        let times = MoveTimes {
+            setup_ms: 1.0,
+            ready_ms: 2.0,
+            pause_ms: Some(3.0),
+            after_ms: 4.0,
+            again_bytes_per_s: None,
+            host_bytes_per_s: None,
+        };
+        let moved = Measured {
+            times: Some(times),
+            link_bytes_per_s: Some(5e8),
+            ..Measured::now("b", "tcp", By::Migration)
+        };
+        let without = || Measured::now("b", "tcp", By::Migration);
+        let past: Vec<Measured> = (0..12).map(|_| without()).chain([moved.clone()]).collect();
+        assert_eq!(last_times(&past), [times]);
+        let link = usual_link(&past, &MigrationSpec::default(), Some(moved.clone()));
+        assert!((link.bytes_per_s - 5e8).abs() < 1.0, "{link:?}");
+        let many: Vec<Measured> = (0..12).map(|_| moved.clone()).collect();
+        assert_eq!(last_times(&many).len(), LAST);
     }
 
     #[test]

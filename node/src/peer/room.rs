@@ -1,21 +1,28 @@
 //! How much may be under way between two processes of this host.
 //!
-//! A Unix socket holds what its writer's end says: 208 KiB, if nobody says otherwise. QEMU writes disks in pieces of 1 MiB, so it would wait in
+//! A Unix socket holds what its writer's end says: 208 KiB, unless somebody says otherwise. QEMU writes disks in pieces of 1 MiB, so it would wait in
 //! the middle of each until somebody has read, and with it whoever fills its buffers.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::net::sockopt::{set_socket_send_buffer_size, set_socket_send_buffer_size_force};
+use rustix::io::Errno;
+use rustix::net::sockopt::{
+    set_socket_send_buffer_size, set_socket_send_buffer_size_force, socket_send_buffer_size,
+};
 use rustix::net::{SocketAddrAny, getpeername, getsockname};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use tokio::net::UnixStream;
 
-/// Two of QEMU's largest requests. Unit: bytes.
+/// The kernel takes twice that (socket(7), `SO_SNDBUF`): four of QEMU's largest requests. Unit: bytes.
 const UNDER_WAY: usize = 2 << 20;
 
 /// Lets more of what is written to this socket be under way.
 pub(super) fn enlarge(socket: impl AsFd) {
+    // Twice that.
+    if socket_send_buffer_size(&socket).is_ok_and(|size| size >= 2 * UNDER_WAY) {
+        return;
+    }
     // The administrator's limit (`net.core.wmem_max`) holds for those who may not exceed it.
     if set_socket_send_buffer_size_force(&socket, UNDER_WAY).is_err() {
         let _ = set_socket_send_buffer_size(&socket, UNDER_WAY);
@@ -29,32 +36,36 @@ pub(super) fn enlarge(socket: impl AsFd) {
 /// The process may not be looked into, or its end of the connection is not there. Then it waits for its reader more often.
 pub fn enlarge_far_end(accepted: &UnixStream) -> io::Result<()> {
     let process = accepted.peer_cred()?.pid().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
-    enlarge(connected_to(process, &getsockname(accepted)?)?);
+    let ends = connected_to(process, &getsockname(accepted)?)?;
+    ends.iter().for_each(enlarge);
     Ok(())
 }
 
-/// A process's connection to this address.
-fn connected_to(process: Pid, address: &SocketAddrAny) -> io::Result<OwnedFd> {
+/// A process's connections to this address: ours, and those that an earlier copy has left there.
+fn connected_to(process: Pid, address: &SocketAddrAny) -> io::Result<Vec<OwnedFd>> {
     let pidfd = pidfd_open(process, PidfdFlags::empty())?;
+    let (mut found, mut error) = (Vec::new(), io::Error::from(io::ErrorKind::NotFound));
     for entry in std::fs::read_dir(format!("/proc/{process}/fd"))? {
         let entry = entry?;
         let is_socket =
             std::fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"));
         let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // It may have been closed meanwhile.
-        if is_socket
-            && let Ok(fd) = pidfd_getfd(pidfd.as_fd(), number, PidfdGetfdFlags::empty())
-            && getpeername(&fd).is_ok_and(|peer| peer.as_ref() == Some(address))
-        {
-            return Ok(fd);
+        if !is_socket {
+            continue;
+        }
+        match pidfd_getfd(pidfd.as_fd(), number, PidfdGetfdFlags::empty()) {
+            Ok(fd) if getpeername(&fd).is_ok_and(|peer| peer.as_ref() == Some(address)) => found.push(fd),
+            Ok(_) => {}
+            // It was closed meanwhile.
+            Err(Errno::BADF) => {}
+            Err(why) => error = why.into(),
         }
     }
-    Err(io::ErrorKind::NotFound.into())
+    if found.is_empty() { Err(error) } else { Ok(found) }
 }
 
 #[cfg(test)]
 mod tests {
-    use rustix::net::sockopt::socket_send_buffer_size;
     use tokio::net::UnixListener;
 
     use super::*;
