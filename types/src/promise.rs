@@ -16,8 +16,8 @@ pub struct Promise {
     pub mode: Mode,
     /// The guest's pause, from STOP to RESUME, as it usually is. Unit: milliseconds.
     pub pause_ms: f64,
-    /// What the pause is to be at most in nine of ten migrations, by those of the last 20 to the node; of fewer than ten it is the longest, which more
-    /// may exceed; without any it is the usual pause. A goal for the pause is held to it. Unit: milliseconds. `None`: promised by a vmove that did not
+    /// What the pause is to be at most in nine of ten migrations, by those of the last 20 to the node; of up to ten it is the longest, which more may
+    /// exceed; without any it is the usual pause. A goal for the pause is held to it. Unit: milliseconds. `None`: promised by a vmove that did not
     /// say.
     #[serde(default)]
     pub pause_up_to_ms: Option<f64>,

@@ -341,6 +341,7 @@ impl FirstPass {
         now.since(*self.over.get_or_insert(now)) >= LOOK_INTERVAL
     }
 }
+
 /// `left`: milliseconds until copies end, where it is known.
 fn look_again_after(left: impl Iterator<Item = Option<f64>>, longest: Duration) -> Duration {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;

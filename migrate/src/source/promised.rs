@@ -136,7 +136,7 @@ fn counted_on(node: &Node, to: &str, spec: &MigrationSpec) -> CountedOn {
         setup_ms: median(times.iter().map(|one| one.setup_ms)).unwrap_or(UNKNOWN.setup_ms),
         ready_ms: median(times.iter().map(|one| one.ready_ms)).unwrap_or(UNKNOWN.ready_ms),
         pause_ms,
-        pause_up_to_ms: ninth_of_ten(pauses.clone()).unwrap_or(UNKNOWN.pause_up_to_ms).max(pause_ms),
+        pause_up_to_ms: ninth_of_ten(pauses.iter().copied()).unwrap_or(UNKNOWN.pause_up_to_ms).max(pause_ms),
         after_ms: median(times.iter().map(|one| one.after_ms)).unwrap_or(UNKNOWN.after_ms),
     };
     let again = median(times.iter().filter_map(|one| one.again_bytes_per_s));
@@ -181,15 +181,20 @@ fn usual_link(past: &[Measured], spec: &MigrationSpec, last: Option<Measured>) -
 
 /// The one in the middle.
 fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let values = sorted(values);
+    values.get(values.len() / 2).copied()
+}
+
+fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
+    values
 }
 
 /// What the next one does not exceed in nine of ten cases, if it is like these: of *n* values that are alike, the next is within the *k*-th in
 /// *k* of *n* + 1 cases. The largest, of up to ten: of fewer than nine even that is exceeded more often.
-fn ninth_of_ten(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
+fn ninth_of_ten(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let values = sorted(values);
     let rank = ((values.len() + 1) * 9).div_ceil(10).min(values.len());
     values.get(rank.checked_sub(1)?).copied()
 }
@@ -380,7 +385,7 @@ mod tests {
 
     #[test]
     fn nine_of_ten_pauses_are_no_longer() {
-        let first = |count: u32| ninth_of_ten((0..count).rev().map(f64::from).collect());
+        let first = |count: u32| ninth_of_ten((0..count).rev().map(f64::from));
         assert_eq!((first(0), first(1), first(2), first(8)), (None, Some(0.0), Some(1.0), Some(7.0)));
         // One of twenty may be longer: of 21 with the next, two.
         assert_eq!((first(9), first(10), first(20)), (Some(8.0), Some(9.0), Some(18.0)));

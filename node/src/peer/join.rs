@@ -19,8 +19,9 @@ pub async fn join(one: impl Stream, other: impl Stream) {
 
 /// The same, and counts the bytes, both ways.
 pub async fn join_counted(one: impl Stream, other: impl Stream, bytes: &AtomicU64) {
-    [Plain::of(&one), Plain::of(&other)].into_iter().flatten().for_each(Plain::enlarge);
-    if let (Some(one), Some(other)) = (Plain::of(&one), Plain::of(&other))
+    let plain = [Plain::of(&one), Plain::of(&other)];
+    plain.into_iter().flatten().for_each(Plain::enlarge);
+    if let [Some(one), Some(other)] = plain
         && let (Ok(there), Ok(back)) = (Pipe::new(), Pipe::new())
     {
         tokio::select! {

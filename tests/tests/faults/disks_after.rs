@@ -63,6 +63,12 @@ fn servers(moved: &Moved) -> Vec<u32> {
     .collect()
 }
 
+fn kill_servers(moved: &Moved) {
+    for server in servers(moved) {
+        kill(Pid::from_raw(i32::try_from(server).expect("an id")), Signal::SIGKILL).expect("it is killed");
+    }
+}
+
 #[test]
 fn a_daemon_killed_while_a_disk_follows_goes_on() {
     need!(ready());
@@ -90,9 +96,7 @@ fn a_disk_follows_after_both_daemons_and_the_sources_qemu_were_killed() {
     works(&moved.scene.b, NAME).expect("it works on its disk there");
     moved.scene.a.crash();
     moved.scene.b.crash();
-    for server in servers(&moved) {
-        kill(Pid::from_raw(i32::try_from(server).expect("an id")), Signal::SIGKILL).expect("it is killed");
-    }
+    kill_servers(&moved);
     moved.scene.b.run().expect("it starts again");
     moved.scene.a.run().expect("it starts again");
     arrives(&moved, &id);
@@ -151,9 +155,7 @@ fn what_is_missing_waits_for_the_source() {
     let mut moved = Moved::start("raw", "").expect("a guest");
     let id = follows(&moved);
     moved.scene.a.crash();
-    for server in servers(&moved) {
-        kill(Pid::from_raw(i32::try_from(server).expect("an id")), Signal::SIGKILL).expect("it is killed");
-    }
+    kill_servers(&moved);
     let deadline = Instant::now() + STEP_TIMEOUT;
     // It says whom it waits for, and a second move is refused meanwhile.
     while moved.scene.b.ask(&["status", &id]).expect("an answer")["outcome"]["state"] != "reconnecting" {
@@ -178,9 +180,7 @@ fn a_read_of_what_is_missing_waits_for_longer_than_the_daemons_try() {
     let mut moved = Moved::between(&nodes, sandbox, "raw", |image| drive(image, "raw", "")).expect("a guest");
     let id = follows(&moved);
     moved.scene.a.crash();
-    for server in servers(&moved) {
-        kill(Pid::from_raw(i32::try_from(server).expect("an id")), Signal::SIGKILL).expect("it is killed");
-    }
+    kill_servers(&moved);
     std::thread::sleep(Duration::from_secs(12));
     let before = lines(&moved.scene.b, NAME).expect("the guest has read nothing wrong");
     std::thread::sleep(Duration::from_secs(1));
@@ -188,4 +188,20 @@ fn a_read_of_what_is_missing_waits_for_longer_than_the_daemons_try() {
     assert_eq!(before, later, "it should wait for a read of what is missing");
     moved.scene.a.run().expect("it starts again");
     arrives(&moved, &id);
+}
+
+/// The way out where the source is lost for good.
+#[test]
+fn a_guest_that_waits_for_a_lost_source_can_be_ended() {
+    need!(ready());
+    need!(qemu_img());
+    let mut moved = Moved::start("raw", "").expect("a guest");
+    follows(&moved);
+    moved.scene.a.crash();
+    kill_servers(&moved);
+    std::thread::sleep(Duration::from_secs(5));
+    let qemu = qemu_in(moved.scene.b.folder()).expect("a QEMU");
+    moved.scene.b.ask(&["stop", NAME, "--force"]).expect("it is ended");
+    let ended = || !std::path::Path::new(&format!("/proc/{qemu}")).exists();
+    until("QEMU has ended", ended);
 }
